@@ -143,6 +143,11 @@ class Hold:
         return self._state
 
     @property
+    def lease_left(self) -> float:
+        """Seconds until its lease ends, as far as it is known here; 0.0 if it isn't open."""
+        return (self._ends - self._store.clock.now()) / 1_000_000 if self.state == OPEN else 0.0
+
+    @property
     def lost(self) -> bool:
         """Whether its lease has ended, or it was forgotten, while it was in use."""
         return self._lost or self.state == EXPIRED
@@ -191,6 +196,29 @@ class Hold:
         called = self._store.clock.now()
         answer = await self._store.aextend(*self._arguments(), *self._extension(cost, lease))
         return self._extended(called, answer)
+
+    def expire(self) -> None:
+        """End its lease now: slots are free, and costs stay counted unless it was made to release them."""
+        try:
+            self._extended(self._called, self._store.extend(*self._arguments(), None, 0))
+        except UnknownHold:
+            raise
+        except HoldError:  # its lease has ended before
+            self._lost = True
+        self._owner.freed(self.key)
+
+    async def aexpire(self) -> None:
+        try:
+            self._extended(self._called, await self._store.aextend(*self._arguments(), None, 0))
+        except UnknownHold:
+            raise
+        except HoldError:
+            self._lost = True
+        self._owner.freed(self.key)
+
+    def denial(self) -> RateLimited:
+        """The error that says what the last decision has denied."""
+        return self._owner.denial(self.key, self.decision)
 
     def _arguments(self) -> tuple[tuple[Ask, ...], int, str]:
         if not self:
@@ -241,7 +269,7 @@ class Hold:
 
     def __enter__(self) -> Self:
         if not self:
-            raise self._owner.denial(self.key, self.decision)
+            raise self.denial()
         if self.state != OPEN:  # of a repeated id: what it has reserved is spent, or free for others
             refuse_ended(self._asks, self.id, self.state, self._costs, "run a block")
         try:
@@ -259,7 +287,7 @@ class Hold:
                 elif self._exceeds():
                     self._ended(self._store.settle(*self._arguments(), self._at_least_used()))
                 else:
-                    self._expire()
+                    self.expire()
             except UnknownHold:
                 self._lose()
 
@@ -270,7 +298,7 @@ class Hold:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         if self._leave():
-            await _to_its_end(self._aend(error))
+            await to_its_end(self._aend(error))
 
     async def _aend(self, error: BaseException | None) -> None:
         try:
@@ -279,7 +307,7 @@ class Hold:
             elif self._exceeds():
                 self._ended(await self._store.asettle(*self._arguments(), self._at_least_used()))
             else:
-                await self._aexpire()
+                await self.aexpire()
         except UnknownHold:
             self._lose()
 
@@ -298,24 +326,6 @@ class Hold:
     def _lose(self) -> None:
         self._lost = True
         _log.warning("hold %r of %r was forgotten before it was settled", self.id, self.key)
-
-    def _expire(self) -> None:
-        try:
-            self._extended(self._called, self._store.extend(*self._arguments(), None, 0))
-        except UnknownHold:
-            raise
-        except HoldError:  # its lease has ended before
-            self._lost = True
-        self._owner.freed(self.key)
-
-    async def _aexpire(self) -> None:
-        try:
-            self._extended(self._called, await self._store.aextend(*self._arguments(), None, 0))
-        except UnknownHold:
-            raise
-        except HoldError:
-            self._lost = True
-        self._owner.freed(self.key)
 
     # For the renewer -------------------------------------------------------------------------------------------------
 
@@ -477,7 +487,7 @@ def summarize(listed: ListedHold, decimals: int) -> HoldSummary:
 _ending: Final[set[asyncio.Task[None]]] = set()  # an event loop itself keeps only weak references
 
 
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
     """Await the end of a hold, even if the caller is cancelled meanwhile: its slot must not wait for the lease."""
     task = asyncio.ensure_future(work)
     _ending.add(task)

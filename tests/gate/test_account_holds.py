@@ -400,6 +400,20 @@ def test_f1_names_with_slashes_share_no_ids_and_no_counts(store: Store) -> None:
     assert not gate.hold("a", {"usd": 1})
 
 
+def test_f1_an_ended_session_leaves_nothing(gate: Gate) -> None:
+    gate.hold("planner", {"usd": 2}, session="s").settle()
+    gate.hold("planner", {"usd": 1}, session="t").settle()
+    gate.end_session("planner", "s")
+    gate.session("planner", "x" * 200).close()  # no id of an account
+    with gate.session("planner", "t"):
+        assert left(gate, "planner", session="t")["usd of acme/search/planner/t"] == "1.000000"
+    assert left(gate, "planner", session="t")["usd of acme/search/planner/t"] == "2.000000"
+    gate.hold("planner", {"usd": 1}, session="t").settle()
+    assert left(gate, "planner", session="s")["usd of acme/search/planner/s"] == "2.000000"
+    assert left(gate, "planner", session="t")["usd of acme/search/planner/t"] == "1.000000"
+    assert left(gate, "planner")["usd of acme/search"] == "1.000000"
+
+
 def test_f1_a_policy_with_a_shorter_lease_shortens_the_default(store: Store, clock: ManualClock) -> None:
     gate = Gate(Policy(accounts={"max_lease": 5}), store=store)
     hold = gate.hold("planner", {})

@@ -46,10 +46,10 @@ class WrappedStore:
         await asyncio.sleep(0)
         return self._memory.standing(offence)
 
-    def forget(self, name: str, key: str, rule: Rule) -> bool:
+    def forget(self, name: str, key: str, rule: Rule, root: str = "") -> bool:
         return self._memory.forget(name, key, rule)
 
-    async def aforget(self, name: str, key: str, rule: Rule) -> bool:
+    async def aforget(self, name: str, key: str, rule: Rule, root: str = "") -> bool:
         await asyncio.sleep(0)
         return self._memory.forget(name, key, rule)
 

@@ -207,8 +207,9 @@ class HubApi:
     def agent(self, agent: str) -> dict[str, Any]:
         return self.request("GET", _path(_AGENTS, agent), agent_id=str)
 
-    def register(self, agent: str) -> dict[str, Any]:
-        return self.request("POST", _AGENTS, {"agent_id": agent}, token=str)
+    def register(self, agent: str, **account: str) -> dict[str, Any]:
+        """`account`: the account that it belongs to, and its plan."""
+        return self.request("POST", _AGENTS, {"agent_id": agent, **account}, token=str)
 
     def rotate(self, agent: str) -> dict[str, Any]:
         return self.request("POST", _path(_AGENTS, agent, "token"), token=str)
@@ -216,8 +217,9 @@ class HubApi:
     def revoke(self, agent: str) -> dict[str, Any]:
         return self.request("DELETE", _path(_AGENTS, agent, "token"), revoked=bool)
 
-    def invite(self) -> dict[str, Any]:
-        return self.request("POST", f"{_ADMIN}/invitations", invitation=str)
+    def invite(self, **account: str) -> dict[str, Any]:
+        """`account`: as in `register`, of the agent that uses it."""
+        return self.request("POST", f"{_ADMIN}/invitations", account or None, invitation=str)
 
     def block(self, agent: str, until: float | None, reason: str) -> dict[str, Any]:
         return self.request("PUT", _path(_AGENTS, agent, "block"), {"until": until, "reason": reason}, blocked=bool)

@@ -53,7 +53,7 @@ class Gate(GateAccounts, Closable):
             "Gate store", store, on_failure=rules.on_failure, timeout=rules.store_timeout, nodes=rules.nodes
         )
         self._owns_store: Final = isinstance(store, str)
-        self._sessions: Final = Sessions(opened, lambda: self._lookup, self._session_violated)
+        self._sessions: Final = Sessions(opened, lambda: self._lookup, self._session_violated, self._session_asks)
         super().__init__(rules, opened, remember)
         self._unsubscribe_store: Final = (
             opened.subscribe(self._on_store_event) if isinstance(opened, ObservableStore) else None

@@ -8,13 +8,16 @@ from typing import Final, NamedTuple
 from headgate.errors import refuse
 from headgate.flow import Flow, adrive, drive, in_thread
 from headgate.gate import changes
-from headgate.gate.account_asks import HOLDS, USAGE, AccountAsks, asks_of_one, restored_asks
+from headgate.gate.account_asks import HOLDS, USAGE, AccountAsks, asks_of_one, check_session, restored_asks
 from headgate.gate.account_holds import AccountHoldSummary, LimitStatus, limit_status, named_costs
-from headgate.gate.accounts import NO_ACCOUNT, SLOTS, Bound, is_within, join_path, split_path
+from headgate.gate.accounts import NO_ACCOUNT, SLOTS, Bound, is_name, is_within, join_path, split_path
 from headgate.gate.gate_holds import NO_AGENT_RULES, GateHolds, StoreCall, acall_store, call_store
 from headgate.gate.policy import check_agent
-from headgate.limits.calendar import zone_of
+from headgate.gate.usage import DEFAULT_GROUPS, UsageTotal, usage_groups, usage_totals
+from headgate.gate.usage import Usage as Usage
+from headgate.limits.calendar import Calendar, zone_of
 from headgate.limits.decision import Decision
+from headgate.limits.meter import KEPT
 from headgate.limits.notation import LimitLike
 from headgate.limits.numbers import whole
 from headgate.stores.base import Ask
@@ -31,17 +34,6 @@ class AccountStatus(NamedTuple):
     level: str
     plan: str
     limits: tuple[LimitStatus, ...]
-
-
-class Usage(NamedTuple):
-    """What an agent has used of a resource on one day."""
-
-    day: date
-    account: str
-    """The path of the agent."""
-    tool: str
-    resource: str
-    amount: Decimal
 
 
 class GateAccounts(GateHolds):
@@ -139,6 +131,24 @@ class GateAccounts(GateHolds):
         found = accounts.check_path("account", path, sessions=True)
         return found, accounts.root_of(found), whole("count", count, _LISTED)
 
+    def end_session(self, agent: str, session: str | int) -> None:
+        """Forget what a session has spent: its id may come again, with full limits. What it holds stays held."""
+        for ask in self._session_asks(agent, check_session(session)):
+            self._store.forget(ask.name, ask.key, ask.limit, ask.root)
+
+    async def aend_session(self, agent: str, session: str | int) -> None:
+        for ask in self._session_asks(agent, check_session(session)):
+            await self._store.aforget(ask.name, ask.key, ask.limit, ask.root)
+
+    def _session_asks(self, agent: str, session: str) -> list[Ask]:
+        """What is counted of a session alone. Some ids of sessions are none of accounts."""
+        accounts = self._lookup.effective.accounts
+        if not accounts.defaults.get(accounts.levels[-1]) or not is_name(session):
+            return []
+        of_session = f"{self.path_of(agent)}/{join_path([session])}"
+        asks = asks_of_one(accounts, of_session, "")
+        return [ask for ask in asks.asks(asks.costs_of({}), "") if ask.key == of_session]
+
     def list_accounts(self) -> list[str]:
         """The paths of all accounts above the agents that the policy, a change or an agent names."""
         effective = self._lookup.effective
@@ -159,7 +169,7 @@ class GateAccounts(GateHolds):
         """What was used from one day to another, both included, in an account or in all.
 
         It is told by day, agent, tool and resource. Holds that are open count as what they have reserved. Days are
-        those of `accounts.zone`.
+        those of `accounts.zone`. It is kept for 13 months.
         """
         span = self._usage_span(first, last, account)
         return self._usage(self._account_store.read_usage(*span), account)
@@ -168,15 +178,50 @@ class GateAccounts(GateHolds):
         span = self._usage_span(first, last, account)
         return self._usage(await self._account_store.aread_usage(*span), account)
 
+    def usage_totals(
+        self, first: date, last: date, account: str | None = None, by: Iterable[str] = DEFAULT_GROUPS
+    ) -> list[UsageTotal]:
+        """What was used from one day to another, added up by resource and by what `by` names.
+
+        That is "day" or "month"; "account", or a level above the agents; "agent"; "tool"; "resource".
+        """
+        accounts = self._lookup.effective.accounts
+        groups = usage_groups(by, accounts)
+        return usage_totals(self.usage(first, last, account), groups, accounts)
+
+    async def ausage_totals(
+        self, first: date, last: date, account: str | None = None, by: Iterable[str] = DEFAULT_GROUPS
+    ) -> list[UsageTotal]:
+        accounts = self._lookup.effective.accounts
+        groups = usage_groups(by, accounts)
+        return usage_totals(await self.ausage(first, last, account), groups, accounts)
+
+    def usage_days(self) -> tuple[date, date]:
+        """The first day of which usage is kept, and today, by the days of `accounts.zone`."""
+        zone = zone_of(self._lookup.effective.accounts.zone)
+        kept, today = [
+            datetime.fromtimestamp(moment / 1_000_000, UTC).astimezone(zone).date() for moment in self._kept_since()
+        ]
+        return kept, today
+
+    def _kept_since(self) -> tuple[int, int]:
+        """The start of the first day of which usage is kept, and that of today, in microseconds since 1970."""
+        days = Calendar("day", self._lookup.effective.accounts.zone)
+        today = days.at(max(round(self._store.clock.wall() * 1_000_000), 0))[0]
+        return (days.next(today - KEPT)[0] if today >= KEPT else 0), today
+
     def _usage_span(self, first: object, last: object, account: object) -> tuple[str, int, int, str | None]:
         accounts = self._lookup.effective.accounts
         root = None if account is None else accounts.root_of(accounts.check_path("account", account))
         zone = zone_of(accounts.zone)
+        begin, until = _day("first", first), _day("last", last)
+        if begin > until:
+            refuse("first", f"a day up to the last, which is {until}", str(begin))
         start, end = [
             round(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp() * 1_000_000)
-            for day in (_day("first", first), _day("last", last) + timedelta(days=1))
+            for day in (begin, until + timedelta(days=1))
         ]
-        return USAGE, start, end, root
+        return USAGE, max(start, self._kept_since()[0]), end, root
 
     def _usage(self, rows: Iterable[UsageRow], account: str | None) -> list[Usage]:
         accounts = self._lookup.effective.accounts

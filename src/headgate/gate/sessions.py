@@ -26,10 +26,19 @@ _LOW = 200  # thousandths of the capacity below which a decision warns
 
 
 class Sessions:
-    """The open sessions of one gate. `violated` is called with each denial that was recorded."""
+    """The open sessions of one gate.
 
-    def __init__(self, store: Store, lookup: Callable[[], Lookup], violated: Callable[[str, Violation], None]) -> None:
-        self.store, self.lookup, self.violated = store, lookup, violated
+    `violated` is called with each denial that was recorded. `account_asks` are what an account of a session counts.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        lookup: Callable[[], Lookup],
+        violated: Callable[[str, Violation], None],
+        account_asks: Callable[[str, str], list[Ask]],
+    ) -> None:
+        self.store, self.lookup, self.violated, self.account_asks = store, lookup, violated, account_asks
         self._open: dict[str, Session] = {}
 
     @property
@@ -107,14 +116,14 @@ class Session(Closable):
 
     def close(self) -> None:
         """End the session and forget its counts."""
-        if self._end():
-            with suppress(StoreAway):  # the bucket expires by itself when it is full
-                self._sessions.store.forget(_NAME, self._key, self._counted_limit())
+        with suppress(StoreAway):  # they expire by themselves
+            for ask in self._end():
+                self._sessions.store.forget(ask.name, ask.key, ask.limit, ask.root)
 
     async def aclose(self) -> None:
-        if self._end():
-            with suppress(StoreAway):
-                await self._sessions.store.aforget(_NAME, self._key, self._counted_limit())
+        with suppress(StoreAway):
+            for ask in self._end():
+                await self._sessions.store.aforget(ask.name, ask.key, ask.limit, ask.root)
 
     def _ask(self, cost: object) -> Ask:
         if self.closed:
@@ -143,11 +152,16 @@ class Session(Closable):
             raise self.error(decision)
         return decision
 
-    def _end(self) -> bool:
+    def _end(self) -> list[Ask]:
+        """End it, and return what it has counted, to be forgotten."""
         first = not self.closed
         self.closed = True
         self._sessions.close(self._key)
-        return first and self._counted_limit() is not UNLIMITED
+        if not first:
+            return []
+        limit = self._counted_limit()
+        own = [] if limit is UNLIMITED else [Ask(_NAME, self._key, limit, 0)]
+        return [*own, *self._sessions.account_asks(self.agent, self.id)]
 
 
 def _stricter(asked: Limit, allowed: Limit) -> Limit:

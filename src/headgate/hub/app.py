@@ -27,6 +27,7 @@ from headgate.hub.agents.registry import DatabaseAgents, Registry
 from headgate.hub.agents.store_guard import StoreGuard
 from headgate.hub.agents.tokens import Tokens
 from headgate.hub.api import (
+    admin_account_routes,
     admin_agent_routes,
     admin_hub_routes,
     admin_limit_routes,
@@ -36,6 +37,7 @@ from headgate.hub.api import (
     agent_routes,
     dashboard_routes,
     decision_routes,
+    hold_routes,
     monitoring_routes,
     openapi,
 )
@@ -69,8 +71,9 @@ from headgate.hub.tasks.scheduler import Scheduler
 from headgate.hub.tasks.task import Task
 from headgate.limits.clock import Clock
 from headgate.stores.base import HubStore, ServerStore, SharedStore, Store
+from headgate.stores.memory import MemoryStore
 from headgate.stores.sqlite import SqliteChangeLog
-from headgate.stores.urls import aclose_store, open_store
+from headgate.stores.urls import aclose_store, is_memory, open_store
 
 if TYPE_CHECKING:
     from headgate.hub.monitoring.telemetry import Telemetry
@@ -80,12 +83,14 @@ ROUTES: Final = (
     *openapi.ROUTES,
     *agent_routes.ROUTES,
     *admin_limit_routes.ROUTES,
+    *admin_account_routes.ROUTES,
     *admin_policy_routes.ROUTES,
     *admin_agent_routes.ROUTES,
     *agent_detail_routes.ROUTES,
     *admin_operator_routes.ROUTES,
     *admin_hub_routes.ROUTES,
     *decision_routes.ROUTES,
+    *hold_routes.ROUTES,
     *dashboard_routes.ROUTES,
 )
 _PROBE_INTERVAL: Final = 1.0  # seconds between two probes of the store and the disk
@@ -218,10 +223,21 @@ class Hub:
         settings, policy, store = self.settings, self._policy, self._store
         if store is None:
             timeout, on_failure, nodes = policy.store_timeout, policy.on_failure, policy.nodes
-            opened = open_store("store", settings.store or None, timeout=timeout, on_failure=on_failure, nodes=nodes)
-            self._exit_stack.push_async_callback(aclose_store, opened)
-            store = opened
+            if not settings.store or is_memory(settings.store):
+                store = self._memory_store()
+            else:
+                store = open_store("store", settings.store, timeout=timeout, on_failure=on_failure, nodes=nodes)
+            self._exit_stack.push_async_callback(aclose_store, store)
         self.store, self.clock, self.store_guard = store, store.clock, StoreGuard(self.database, store)
+
+    def _memory_store(self) -> MemoryStore:
+        """The store of a hub without a server: budgets and holds survive a restart, if it has a data directory."""
+        if self.settings.data is None:
+            return MemoryStore()
+        file = private_file(self.settings.data / "limits.db")
+        store = MemoryStore(remember=file)
+        make_private(file)
+        return store
 
     def _open_gate(self) -> None:
         settings, store = self.settings, self.store
@@ -234,6 +250,8 @@ class Hub:
         files: list[DataFile] = [self.database]
         if self._change_log is not None:
             files.append(self._change_log)
+        if isinstance(store, MemoryStore) and store.file is not None:
+            files.append(store.file)
         self.health = Health(store, self.store_guard, files)
 
     def _open_parts(self) -> None:
@@ -441,6 +459,8 @@ class Hub:
                 await self.database.probe()
             if self._change_log is not None and self._change_log.failure:
                 await asyncio.to_thread(self._change_log.probe)
+            if isinstance(self.store, MemoryStore) and self.store.file is not None and self.store.file.failure:
+                await asyncio.to_thread(self.store.file.probe)
         except Exception as error:  # noqa: BLE001 - no error ends the probes
             failure = str(error) or repr(error)
         if failure and failure != self._probe_failure:

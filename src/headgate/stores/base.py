@@ -112,10 +112,10 @@ class Store(Protocol):
 
     async def astanding(self, offence: Offence) -> Standing: ...
 
-    def forget(self, name: str, key: str, rule: Rule) -> bool:
-        """Drop the count of a key under a limit or a backoff, and return whether there was any."""
+    def forget(self, name: str, key: str, rule: Rule, root: str = "") -> bool:
+        """Drop the count of a key under a limit or a backoff, and return whether there was any. See `Ask.root`."""
 
-    async def aforget(self, name: str, key: str, rule: Rule) -> bool: ...
+    async def aforget(self, name: str, key: str, rule: Rule, root: str = "") -> bool: ...
 
     def clear(self, name: str, rule: Rule) -> None:
         """Drop the counts of all keys under a name and a limit or backoff."""
@@ -410,7 +410,11 @@ class AgentDirectory(Protocol):
     async def page(self, after: str, limit: int) -> list[tuple[str, float, bool]]:
         """Agents in the order of their names, as (agent, when it was registered, whether its token is revoked)."""
 
-    async def invite(self, digest: bytes, at: float) -> None: ...
+    async def invite(self, digest: bytes, at: float, note: str = "") -> None:
+        """Add an invitation, with a note about what it grants."""
+
+    async def invitation(self, digest: bytes) -> str | None:
+        """The note of an invitation; None if there is no such invitation."""
 
 
 AlertOutcome: TypeAlias = Literal["done", "other", "ended", "full"]

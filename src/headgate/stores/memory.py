@@ -187,7 +187,7 @@ class MemoryStore(Tables):
     async def astanding(self, offence: Offence) -> Standing:
         return self.standing(offence)
 
-    def forget(self, name: str, key: str, rule: Rule) -> bool:
+    def forget(self, name: str, key: str, rule: Rule, root: str = "") -> bool:
         """See `Store.forget`."""
         counted = False
         with self._lock:
@@ -204,7 +204,7 @@ class MemoryStore(Tables):
                 counted = counted or (dropped is not None and not piece.idle(dropped, self.now()))
         return counted
 
-    async def aforget(self, name: str, key: str, rule: Rule) -> bool:
+    async def aforget(self, name: str, key: str, rule: Rule, root: str = "") -> bool:
         return self.forget(name, key, rule)
 
     def clear(self, name: str, rule: Rule) -> None:
@@ -322,6 +322,11 @@ class MemoryStore(Tables):
 
     async def areset(self) -> dict[str, int]:
         return self.reset()
+
+    @property
+    def file(self) -> MemoryFile | None:
+        """The file that remembers budgets and holds, if there is one."""
+        return None if self._remembered is None else self._remembered.file
 
     def close(self) -> None:
         """Close the file that remembers budgets and holds, if there is one."""

@@ -165,6 +165,11 @@ def counted_names(codecs: list[LimitCodec], names: list[bytes], keys: list[str])
     return found
 
 
+def are_distinct(asks: Sequence[Ask]) -> bool:
+    """Whether no two asks have the same name and key: then their stored keys differ."""
+    return len({(ask.name, ask.key) for ask in asks}) == len(asks)
+
+
 def field_of(text: str) -> bytes:
     """A text for the script, after its length."""
     found = encode(text)
@@ -287,12 +292,12 @@ class TimeRequest(Request[int]):
 class ForgetRequest(Request[bool]):
     """Drop the count of one key."""
 
-    def __init__(self, keys: Keys, name: str, key: str, rule: Rule) -> None:
-        self._arguments: Final = (keys, name, key, rule)
+    def __init__(self, keys: Keys, name: str, key: str, rule: Rule, root: str = "") -> None:
+        self._arguments: Final = (keys, name, key, rule, root)
         if isinstance(rule, Limit):
-            root = keys.root(key)
-            codecs = [keys.codec(name, piece) for piece in rule.pieces if not isinstance(piece, Meter)]  # it has a root
-            stored = [root + ending for codec in codecs for ending in codec.endings]
+            start = keys.start(Ask(name, key, rule, 0, root))
+            codecs = [keys.codec(name, piece) for piece in rule.pieces if not isinstance(piece, Meter)]
+            stored = [start + ending for codec in codecs for ending in codec.endings]
             periods = b""
             if any([codec.calendar for codec in codecs]):
                 moment = keys.moment()
@@ -300,7 +305,7 @@ class ForgetRequest(Request[bool]):
             spec = b"".join([codec.spec for codec in codecs])
             if stored:
                 spec += b"n"
-                stored.append(root + open_ending(name))
+                stored.append(start + open_ending(name))
             super().__init__(keys.spec(b"f", spec), stored, periods)
         else:
             assert isinstance(rule, Backoff)

@@ -274,19 +274,19 @@ class RedisStore(RedisHolds, Closable):
         except (StoreAway, ForeignData) as error:
             return self._fallback_on(error).memory.standing(offence)
 
-    def forget(self, name: str, key: str, rule: Rule) -> bool:
+    def forget(self, name: str, key: str, rule: Rule, root: str = "") -> bool:
         """See `Store.forget`. Raises `StoreAway` while the server is away: its counts can't be dropped then."""
         self._fallback.forget(name, key, rule)
         for draw in self._forget_cached(name, key, rule):
             self._executor.execute(draw)
-        request = ForgetRequest(self.keys, name, key, rule)
+        request = ForgetRequest(self.keys, name, key, rule, root)
         return bool(request.keys) and self._executor.execute(request)
 
-    async def aforget(self, name: str, key: str, rule: Rule) -> bool:
+    async def aforget(self, name: str, key: str, rule: Rule, root: str = "") -> bool:
         self._fallback.forget(name, key, rule)
         for draw in self._forget_cached(name, key, rule):
             await self._executor.aexecute(draw)
-        request = ForgetRequest(self.keys, name, key, rule)
+        request = ForgetRequest(self.keys, name, key, rule, root)
         return bool(request.keys) and await self._executor.aexecute(request)
 
     def _forget_cached(self, name: str, key: str, rule: Rule) -> list[DrawRequest]:
