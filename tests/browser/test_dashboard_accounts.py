@@ -62,7 +62,7 @@ def picture(page: Page, name: str) -> None:
 def test_f1_accounts_are_a_tree_with_spent_held_and_left_and_it_updates_by_itself(visitors: Visitors) -> None:
     with running(PAYS) as hub:
         spend(hub, "4")
-        page = visitors.come(hub, VIEWER)
+        page = visitors.come(hub, ADMIN)
         expect(row(page, "acme/search")).to_be_visible()
         assert names(page) == ["acme", "search"]
         assert cells(row(page, "acme/search")) == {
@@ -93,7 +93,7 @@ def test_f1_what_exempt_and_shadowed_agents_spend_is_in_the_same_figures(
     )
     with running(policy) as hub:
         spend(hub, "4")
-        page = visitors.come(hub, VIEWER)
+        page = visitors.come(hub, ADMIN)
         expect(row(page, "acme").locator(".spent")).to_have_text("4")
         spend(hub, "9")
         expect(row(page, "acme").locator(".usage")).to_have_text("100 %")
@@ -112,7 +112,7 @@ def test_f1_the_worst_branch_comes_first_and_many_accounts_are_folded(visitors: 
     with running(tree(110)) as hub:
         spend(hub, "90", "agent-25")  # org-05/team-02
         spend(hub, "50", "agent-7")
-        page = visitors.come(hub, VIEWER)
+        page = visitors.come(hub, ADMIN)
         expect(page.locator("#accounts-count")).to_have_text("110 accounts, 2 at 80 % or more")
         expect(page.locator("#accounts tr[data-first=true]")).to_have_count(10)
         assert names(page)[:3] == ["org-05", "org-07", "org-00"]
@@ -150,7 +150,7 @@ def test_f1_of_thousands_the_worst_are_shown_and_how_many_more_there_are(
     monkeypatch.setattr(module, "MAX_ACCOUNTS", 30)
     with running(tree(330)) as hub:
         spend(hub, "90", "agent-99")  # org-09/team-03
-        page = visitors.come(hub, VIEWER)
+        page = visitors.come(hub, ADMIN)
         expect(page.locator("#more-accounts")).to_contain_text("and 300 more accounts")
         expect(page.locator("#accounts tr[data-first=true] bdi").first).to_have_text("org-09")
         expect(page.locator("#accounts-count")).to_have_text("330 accounts, 2 at 80 % or more")
@@ -195,7 +195,7 @@ def test_f1_names_of_accounts_are_text(visitors: Visitors) -> None:
 
 def test_f1_an_alert_of_an_account_is_announced_and_leads_to_it(visitors: Visitors) -> None:
     with running(PAYS) as hub:
-        page = visitors.come(hub, VIEWER)
+        page = visitors.come(hub, ADMIN)
         expect(row(page, "acme/search")).to_be_visible()
         spend(hub, "8")
         expect(page.locator("#toasts .toast")).to_have_count(1)
@@ -219,7 +219,7 @@ def test_f1_an_alert_of_an_account_is_announced_and_leads_to_it(visitors: Visito
 def test_f1_an_agents_page_has_its_accounts_and_open_holds(visitors: Visitors) -> None:
     with running(PAYS) as hub, hub.agent("planner"), hub.agent("stranger"):
         hold = hub.hub.gate.hold("planner", {"usd": "2.5", "tokens": 1200}, session="run-1", lease=90)
-        page = visitors.come(hub, VIEWER)
+        page = visitors.come(hub, ADMIN)
         agent_page(page, "planner")
         expect(page.locator("#agent-path")).to_have_text("acme/search/planner")
         found = [text.split("\t") for text in page.locator("#account-limits tbody tr").all_inner_texts()]
@@ -229,7 +229,7 @@ def test_f1_an_agents_page_has_its_accounts_and_open_holds(visitors: Visitors) -
         ]
         expect(page.locator("#holds tbody tr")).to_have_count(1)
         text = page.locator("#holds tbody tr").inner_text().split("\t")
-        assert text == [hold.id, "run-1", "–", "1 requests, 2.5 usd, 1,200 tokens", "90 s"]
+        assert text == [hold.id, "run-1", "\u2013", "1 requests, 2.5 usd, 1,200 tokens", "90 s"]
         picture(page, "accounts-agent")
         hold.settle({"usd": "1", "tokens": 1})
         expect(page.locator("#no-holds")).to_be_visible()
@@ -239,27 +239,51 @@ def test_f1_an_agents_page_has_its_accounts_and_open_holds(visitors: Visitors) -
         expect(page.locator("#agent-accounts")).to_be_hidden()
 
 
-def test_f1_a_public_dashboard_shows_no_accounts(visitors: Visitors) -> None:
-    with running(PAYS, public_dashboard=True) as hub:
+@pytest.mark.parametrize("token", [VIEWER, ""], ids=["viewer", "public"])
+def test_f1_only_an_admin_sees_accounts(visitors: Visitors, token: str) -> None:
+    with running(PAYS, public_dashboard=True) as hub, hub.agent("planner"):
         spend(hub, "9")
-        viewer = visitors.come(hub, VIEWER)
-        expect(row(viewer, "acme/search")).to_be_visible()
-        page = visitors.come(hub)
-        expect(page.get_by_role("heading", name="No agents yet").or_(page.locator("#agents > li")).first).to_be_visible()
+        admin = visitors.come(hub, ADMIN)
+        expect(row(admin, "acme/search")).to_be_visible()
+        page = visitors.come(hub, token)
+        expect(page.locator("#agents > li")).to_have_count(1)
         spend(hub, "0.5")
-        expect(row(viewer, "acme/search").locator(".spent")).to_have_text("9.5")
+        expect(row(admin, "acme/search").locator(".spent")).to_have_text("9.5")
         expect(page.locator("#accounts-section")).to_be_hidden()
         expect(page.locator("#open-alerts")).to_have_text("0")
         expect(page.locator("#alerts li")).to_have_count(0)
+        if token:
+            agent_page(page, "planner")
+            expect(page.locator("#agent-accounts")).to_be_hidden()
+        assert "acme" not in page.content()
 
 
-def test_f1_accounts_work_below_a_path(visitors: Visitors) -> None:
+def test_f1_an_admin_changes_a_limit_below_a_path_and_by_the_keyboard(visitors: Visitors) -> None:
     hub = Below(hub_settings(), PAYS)
     try:
-        page = visitors.come(hub, VIEWER, path="/gate/dashboard")
-        expect(row(page, "acme/search")).to_be_visible()
-        expect(page.locator("#accounts .edit").first).to_be_hidden()  # a viewer changes nothing
+        spend(hub, "4")
+        page = visitors.come(hub, ADMIN, path="/gate/dashboard")
+        change = page.get_by_role("button", name="Change usd of acme/search")
+        change.focus()
+        press(page, "Enter")
+        limit = page.get_by_role("form", name="Change a limit").get_by_label("Limit", exact=True)
+        expect(limit).to_be_focused()
+        expect(limit).to_have_value("10 usd/calendar day")
+        limit.fill("much")
+        press(page, "Enter")
+        expect(page.locator("#account-error")).to_contain_text("much")
+        visitors.forgive("400|422")
+        limit.fill("5/calendar day")
+        press(page, "Enter")
+        expect(page.locator("#account-done")).to_have_text("The limit is set.")
+        expect(change).to_be_focused()
+        expect(row(page, "acme/search").locator(".usage")).to_have_text("80 %")
+        assert cells(row(page, "acme/search"))["limit"] == "5 usd/calendar day"
+        press(page, "Enter", "Escape")
+        expect(page.locator("#account-form")).to_be_hidden()
+        expect(change).to_be_focused()
+        press(page, "Enter")
+        page.get_by_role("button", name="Back to the policy").click()
+        expect(row(page, "acme/search").locator(".limit")).to_have_text("10 usd/calendar day")
     finally:
         hub.stop()
-
-

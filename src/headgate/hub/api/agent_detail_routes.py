@@ -13,7 +13,7 @@ from headgate.hub.agents.registry import Registry
 from headgate.hub.api.admin_limit_routes import Limits, by_channel
 from headgate.hub.api.routing import Call, Route, Who
 from headgate.hub.dashboard.accounts import AccountLimit, limit_card
-from headgate.hub.dashboard.cards import AgentCard, Cards, Usage, used_share
+from headgate.hub.dashboard.cards import AgentCard, Cards, Usage, sees_accounts, used_share
 from headgate.hub.errors import RequestError
 from headgate.hub.messages.sessions import SessionLog
 from headgate.hub.monitoring.denials import Denial, DeniedAction
@@ -88,7 +88,7 @@ class AgentDetail(AgentCard, kw_only=True):
     """The number of open ones."""
     tasks: AgentTasks
     account: str
-    """Its path: the accounts that it belongs to, and its name."""
+    """Its path: the accounts that it belongs to, and its name. Only admins see accounts: others get ""."""
     account_limits: list[AccountLimit]
     """Every limit of an account that a hold of the agent meets, from the top account down to its own."""
     holds: list[AgentHold]
@@ -115,7 +115,8 @@ async def _agent(
     traces = (agent in effective.agents, stats.traffic(agent), card.violations, card.violations_last_hour, denials)
     if record is None and not any([*traces, sockets]):
         raise RequestError(404, "unknown_agent", f"there is no agent {agent!r}")
-    account_limits, holds = await _accounts(gate, agent)
+    accounts = sees_accounts(call.caller.role)
+    account_limits, holds = await _accounts(gate, agent) if accounts else ([], [])
     own, block = effective.session_overrides.get(agent), gate.block_of(agent)
     known = asdict(card) | {"override": by_channel(effective.overrides.get(agent, {}))}
     return AgentDetail(
@@ -133,7 +134,7 @@ async def _agent(
         connections=sockets,
         sessions=sessions.open_sessions_of(agent),
         tasks=AgentTasks(scheduler.task_of(agent), scheduler.created_by(agent)),
-        account=gate.path_of(agent),
+        account=gate.path_of(agent) if accounts else "",
         account_limits=account_limits,
         holds=holds,
     )

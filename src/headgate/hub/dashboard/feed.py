@@ -30,8 +30,10 @@ from headgate.hub.dashboard.cards import (
     public_alerts,
     public_cards,
     public_summary,
+    sees_accounts,
     spark,
     timeline,
+    without_accounts,
 )
 from headgate.hub.errors import RequestError, as_request_error
 from headgate.hub.monitoring.account_alerts import AccountAlert, AccountAlerts
@@ -100,7 +102,7 @@ class Snapshot(Struct, tag_field="type", tag="snapshot"):
     """Each slot, with its numbers of allowed, warned and denied requests."""
     alerts: list[Alert]
     account_alerts: list[AccountAlert]
-    """A dashboard without a token gets none, and no accounts."""
+    """Only admins see accounts, and get their alerts."""
     accounts: list[AccountCard]
     """Those that were read so far."""
     more_accounts: int
@@ -317,14 +319,18 @@ class DashboardFeed:
             if not self._running:  # only now: it ends when nobody watches
                 self._running = True
                 self._background.spawn(self._run())
-                self._background.spawn(self._accounts.run(lambda: bool(self._viewers), self.refresh))
+            self._background.spawn(self._accounts.run(self._accounts_wanted, self.refresh))
         for frame in frames:
             await socket.send(frame)
         socket.release()
 
     async def _snapshot(self, holder: Holder) -> list[str]:
         """The frames of a snapshot: it, and updates with the cards that don't fit into it."""
-        assert self._sent_summary is not None
+        summary = self._sent_summary
+        assert summary is not None
+        accounts = sees_accounts(holder.role)
+        if not accounts:
+            summary = without_accounts(summary)
         public, live = holder is _PUBLIC, await self._live_cards()
         if public:
             live = public_cards(live)
@@ -335,15 +341,15 @@ class DashboardFeed:
             slot_seconds=SLOT,
             agent_slots=AGENT_SLOTS,
             fleet_slots=FLEET_SLOTS,
-            summary=public_summary(self._sent_summary) if public else self._sent_summary,
+            summary=public_summary(summary) if public else summary,
             agents=live[:_FRAME_CARDS],
             more=self._sent_more,
             timeline=timeline(self._stats, self._slot - FLEET_SLOTS + 1),
             alerts=public_alerts(self._sent_alerts) if public else self._sent_alerts,
-            account_alerts=[] if public else self._sent_account_alerts,
-            accounts=[] if public else list(self._sent_accounts.values()),
-            more_accounts=0 if public else self._sent_more_accounts,
-            accounts_age=0 if public else self._sent_accounts_age,
+            account_alerts=self._sent_account_alerts if accounts else [],
+            accounts=list(self._sent_accounts.values()) if accounts else [],
+            more_accounts=self._sent_more_accounts if accounts else 0,
+            accounts_age=self._sent_accounts_age if accounts else 0,
         )
         return [encode(snapshot), *self._encode_cards(live[_FRAME_CARDS:])]
 
@@ -392,18 +398,23 @@ class DashboardFeed:
         async with self._updating:
             try:
                 update = await self._update()
-                frames = self._encode_update(update)
-                public = self._encode_update(_for_everybody(update)) if self._any_public() else frames
+                frames = self._encode_for_all(update)
             except Exception:  # noqa: BLE001 - the next one may succeed
                 _log.exception("the dashboard's update failed")
                 return
             for socket in list(self._viewers):
-                sent = public if self._identified[socket] is _PUBLIC else frames
+                sent = frames[_kind(self._identified[socket])]
                 if not all([socket.push(frame) for frame in sent]):
                     self._drop(socket, "it reads too slowly")
 
-    def _any_public(self) -> bool:
-        return any(holder is _PUBLIC for holder in self._identified.values())
+    def _accounts_wanted(self) -> bool:
+        return any(sees_accounts(self._identified[socket].role) for socket in self._viewers)
+
+    def _encode_for_all(self, update: Update) -> dict[str, list[str]]:
+        """The frames of an update, for each kind of dashboard that is open."""
+        reduced = {"accounts": lambda one: one, "role": _without_accounts, "public": _for_everybody}
+        kinds = {_kind(holder) for holder in self._identified.values()}
+        return {kind: self._encode_update(reduced[kind](update)) for kind in kinds}
 
     async def _update(self) -> Update:
         """The changes since the last update."""
@@ -497,17 +508,31 @@ def _unsettled(card: AgentCard) -> bool:
     return bool(counts or card.blocked or (card.usage and card.usage.used))
 
 
-def _for_everybody(update: Update) -> Update:
-    """An update without what a dashboard without a token may not see."""
+def _kind(holder: Holder) -> str:
+    """What a dashboard gets: everything with "accounts", all but those for a "role", or what is "public"."""
+    return "public" if holder is _PUBLIC else "accounts" if sees_accounts(holder.role) else "role"
+
+
+def _without_accounts(update: Update) -> Update:
+    """An update for everybody who is no admin."""
     return replace(
         update,
-        summary=UNSET if update.summary is UNSET else public_summary(update.summary),
-        alerts=UNSET if update.alerts is UNSET else public_alerts(update.alerts),
+        summary=UNSET if update.summary is UNSET else without_accounts(update.summary),
         account_alerts=UNSET,
         accounts=[],
         accounts_gone=[],
         more_accounts=UNSET,
         accounts_age=UNSET,
+    )
+
+
+def _for_everybody(given: Update) -> Update:
+    """An update without what a dashboard without a token may not see."""
+    update = _without_accounts(given)
+    return replace(
+        update,
+        summary=UNSET if update.summary is UNSET else public_summary(update.summary),
+        alerts=UNSET if update.alerts is UNSET else public_alerts(update.alerts),
         agents=[
             {**card, "role": ""} if card.get("role") else card
             for card in update.agents

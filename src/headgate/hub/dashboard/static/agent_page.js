@@ -123,7 +123,7 @@ export class AgentPage {
 
 /** What the accounts above the agent have left, and what it holds. */
 function drawAccounts({ account, account_limits: limits, holds }) {
-  setVisible(byId("agent-accounts"), limits.length > 0 || holds.length > 0 || !account.startsWith("-/"));
+  setVisible(byId("agent-accounts"), limits.length > 0 || holds.length > 0 || Boolean(account && !account.startsWith("-/")));
   setText(byId("agent-path"), account);
   setVisible(byId("account-limits"), limits.length > 0);
   setVisible(byId("no-account-limits"), !limits.length);
