@@ -167,6 +167,8 @@ def test_f1_accounts_are_accessible(visitors: Visitors, axe: Callable[[Page], li
             expect(rows(page).first).to_be_visible()
             assert axe(page) == []
             picture(page, f"accounts-{many}-{scheme}")
+        page = visitors.come(hub, ADMIN)
+        expect(rows(page).first).to_be_visible()
         page.set_viewport_size({"width": 390, "height": 844})
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") == 0
         picture(page, f"accounts-{many}-phone")

@@ -27,7 +27,8 @@ class Board:
 
     def __init__(self, wire: AgentConnection, token: str) -> None:
         wire.say("watch", **({"token": token} if token else {}))
-        self._wire, self.frames, self.accounts = wire, [wire.hear()], {}
+        self._wire, self.frames = wire, [wire.hear()]
+        self.accounts: dict[str, dict[str, Any]] = {}
         self._take(self.frames[0])
 
     def _take(self, frame: dict[str, Any]) -> None:
@@ -202,4 +203,4 @@ def test_f1_many_dashboards_share_what_is_read() -> None:
         boards = [stack.enter_context(board(hub)) for _ in range(5)]
         spend(hub, "4")
         for one in boards:
-            one.until(lambda one=one: one.accounts.get("acme/search", {}).get("used") == 0.4, "the spending")  # type: ignore[misc]
+            one.until(lambda one=one: one.accounts.get("acme/search", {}).get("used") == 0.4, "the spending")
