@@ -67,7 +67,8 @@ class NewHold(Body):
     """For admins: the agent that holds."""
     session: _Session | None = None
     tool: _Tool | None = None
-    lease: Lease = 60
+    lease: Lease | None = None
+    """60 seconds unless it is given, or `accounts.max_lease` of the policy if that is less."""
     timeout: Annotated[float, Meta(ge=0, le=MAX_TIMEOUT, description="seconds to wait if it is denied")] = 0
     id: HoldId | None = None
 
