@@ -58,9 +58,9 @@ def test_from_an_alert_to_a_block_it_takes_two_commands(running_hub: StartHub, h
 def test_f1_alerts_of_accounts_are_listed_with_those_of_agents(running_hub: StartHub, headgate: Command) -> None:
     accounts = {"at": {"acme": {"usd": "10 in all", "tools": {"web": {"usd": "10 in all"}}}}}
     policy = Policy(accounts=accounts, agents={"planner": {"account": "acme"}})
-    with running_hub(policy) as hub, hub.http(VIEWER) as viewer:
+    with running_hub(policy) as hub, hub.http(ADMIN) as admin:
         hub.hub.gate.hold("planner", {"usd": "8.5"}, tool="web")
-        wait_for(lambda: viewer.get("/api/admin/alerts").json()["open"] == 2, "the alerts")
+        wait_for(lambda: admin.get("/api/admin/alerts").json()["open"] == 2, "the alerts")
         code, out, err = headgate("alerts")
         assert (code, err) == (0, "")
         assert sorted(

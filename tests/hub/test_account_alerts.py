@@ -50,7 +50,7 @@ def test_f1_80_percent_of_a_budget_are_one_alert_which_becomes_that_of_100_perce
         second = receiver.heard[1].json()["alert"]
         assert second == {**first, "share": 1.0, "times": 2}
         assert shown(hub) == [second]
-        with hub.http(VIEWER) as http:
+        with hub.http(ADMIN) as http:
             listed = http.get("/api/admin/alerts").json()
         assert (listed["alerts"], listed["account_alerts"], listed["open"]) == ([], [second], 1)
         assert (hub.hub.account_alerts.raised, hub.hub.account_alerts.open) == ({0.8: 1, 1.0: 1}, 1)
@@ -176,13 +176,19 @@ def test_f1_open_alerts_of_accounts_are_bounded(receiver: Receiver, monkeypatch:
         assert sum(line["event"].startswith("too many open alerts of accounts") for line in logged) == 1
 
 
-def test_f1_a_dashboard_without_a_token_gets_no_alerts_of_accounts() -> None:
-    with running(PAYS, public_dashboard=True) as hub, hub.http() as anyone:
+@pytest.mark.parametrize("token", [VIEWER, ""], ids=["viewer", "public"])
+def test_f1_only_admins_get_alerts_of_accounts(token: str) -> None:
+    with running(PAYS, public_dashboard=True) as hub, hub.http(token) as http, hub.agent("planner"):
         spend(hub, "9")
         settled(hub)
-        state = anyone.get("/api/dashboard/state").json()
-        assert (state["account_alerts"], state["summary"]["open_alerts"]) == ([], 0)
+        state = http.get("/api/dashboard/state").json()
+        summary = state["summary"]
+        assert (state["account_alerts"], summary["open_alerts"], summary["open_account_alerts"]) == ([], 0, 0)
         assert "acme" not in json.dumps(state)
+        if token:
+            assert http.get("/api/admin/alerts").json() == {"alerts": [], "account_alerts": [], "open": 0}
+            agent = http.get("/api/admin/agents/planner").json()
+            assert (agent["account"], agent["account_limits"], agent["holds"]) == ("", [], [])
 
 
 def test_f1_the_docs_list_every_field_and_event() -> None:

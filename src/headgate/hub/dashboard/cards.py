@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from headgate.errors import InvalidInput
 from headgate.gate import Gate
-from headgate.hub.agents.names import ADMIN
+from headgate.hub.agents.names import ADMIN, VIEWER
 from headgate.hub.agents.presence import Presence
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.monitoring.account_alerts import AccountAlert, AccountAlerts
@@ -99,7 +99,7 @@ class Summary(Struct):
     open_alerts: int
     """Of agents and of accounts."""
     open_account_alerts: int
-    """Those of them that are of accounts. A dashboard without a token gets none."""
+    """Those of them that are of accounts. Only admins see accounts."""
     blocked: int
     """Agents that are blocked now."""
     agents: int
@@ -124,7 +124,12 @@ class DashboardState(Struct):
     agents: list[AgentCard]
     alerts: list[Alert]
     account_alerts: list[AccountAlert]
-    """A dashboard without a token gets none."""
+    """Only admins see accounts."""
+
+
+def sees_accounts(role: str) -> bool:
+    """Whether an operator of a role sees accounts: what they have spent, hold and have left, and their alerts."""
+    return role == ADMIN
 
 
 class Fleet(NamedTuple):
@@ -184,8 +189,8 @@ class Cards:
     ) -> None:
         self._gate, self._stats, self._presence, self._alerts, self._health = gate, stats, presence, alerts, health
         self._account_alerts, self._address_log, self._scheduler = account_alerts, address_log, scheduler
-        self._for_viewers: Final = _SharedState(partial(self._make_state, public=False), background)
-        self._for_everybody: Final = _SharedState(partial(self._make_state, public=True), background)
+        self._for_viewers: Final = _SharedState(partial(self._make_state, role=VIEWER), background)
+        self._for_everybody: Final = _SharedState(partial(self._make_state, role=""), background)
 
     def fleet(self) -> Fleet:
         """The agents to show, the most interesting first: rate limited, then by denials a minute and by violations.
@@ -285,24 +290,30 @@ class Cards:
         An admin waits for nobody. The others share what is made, since anyone may ask for a public one.
         """
         if role == ADMIN:
-            return await self._make_state(limit, public=False)
+            return await self._make_state(limit, role=role)
         return await (self._for_viewers if role else self._for_everybody).get(limit)
 
-    async def _make_state(self, limit: int, *, public: bool) -> DashboardState:
+    async def _make_state(self, limit: int, *, role: str) -> DashboardState:
         fleet = self.fleet()
         summary, alerts = self.summary(fleet), self._alerts.recent()
         of_accounts = self._account_alerts.recent()
         cards = await self.of(fleet.agents[:limit], fleet.violations)
-        if public:
+        if not sees_accounts(role):
+            summary, of_accounts = without_accounts(summary), []
+        if not role:
             summary, alerts, cards = public_summary(summary), public_alerts(alerts), public_cards(cards)
-            of_accounts = []
         return DashboardState(summary, cards, alerts, of_accounts)
 
 
 def public_summary(summary: Summary) -> Summary:
-    """A summary for a dashboard without a token: without network addresses and accounts."""
+    """A summary for a dashboard without a token: without network addresses."""
+    return replace(summary, denied_addresses=[])
+
+
+def without_accounts(summary: Summary) -> Summary:
+    """A summary for everybody who is no admin: without accounts."""
     open_alerts = summary.open_alerts - summary.open_account_alerts
-    return replace(summary, denied_addresses=[], open_alerts=open_alerts, open_account_alerts=0)
+    return replace(summary, open_alerts=open_alerts, open_account_alerts=0)
 
 
 def public_alerts(alerts: list[Alert]) -> list[Alert]:
