@@ -25,6 +25,7 @@ COMPILED = [
     "http/header_writer.py",
     "stores/asks.py",
     "stores/memory_tables.py",
+    "stores/held.py",
     "stores/memory_holds.py",
     "stores/remembered_holds.py",
     "stores/memory.py",

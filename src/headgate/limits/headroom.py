@@ -15,7 +15,7 @@ What has to be known. The least headroom since each hold, at any time. Spending 
 makes it smaller, so it is least right before something is spent. Since the older of two holds has seen all that the
 newer one has, its least headroom is never larger. So a stack is enough, with the oldest hold at the bottom and numbers
 that grow upwards: a headroom that is seen replaces all larger ones at the top, and each hold is pushed once and popped
-once.
+once. An entry whose holds have all been settled is dropped, so that the stack of a bucket with few open holds is short.
 
     event                    bucket of 10   stack: hold, least headroom since it
     hold A of 2               8             A 2
@@ -53,12 +53,13 @@ class LeastHeadroom:
     has, so that a bucket that was dropped and begun anew gives nothing back to the holds of the one before.
     """
 
-    __slots__ = ("epoch", "holds", "rooms", "serials")
+    __slots__ = ("epoch", "holds", "open", "rooms", "serials")
 
     def __init__(self) -> None:
         self.epoch: Final[i64] = next(_epochs)
         self.holds: i64 = 0  # how many were added
         self.serials: Final[list[int]] = []
+        self.open: Final[list[int]] = []  # how many holds belong to each entry: those up to the next serial number
         self.rooms: Final[list[int]] = []  # in units, growing from the oldest hold to the newest
 
     # Nothing that the garbage collector tracks is made here: a finalizer could spend in the middle of a step.
@@ -66,18 +67,25 @@ class LeastHeadroom:
     def see(self, room: i64) -> None:
         """Take note of a headroom. None at all means that nothing can be given back to any hold up to now."""
         serial: i64 = 0
+        count: i64 = 0
         while self.rooms and self.rooms[-1] > room:
             serial = self.serials.pop()
             self.rooms.pop()
-        if serial != 0 and room > 0 and not (self.rooms and self.rooms[-1] == room):
-            self.serials.append(serial)
-            self.rooms.append(room)
+            count += self.open.pop()
+        if serial != 0 and room > 0:
+            if self.rooms and self.rooms[-1] == room:
+                self.open[-1] += count
+            else:
+                self.serials.append(serial)
+                self.rooms.append(room)
+                self.open.append(count)
 
     def add(self, room: i64) -> i64:
         """Add a hold that has left this headroom, and return its serial number."""
         self.holds += 1
         self.serials.append(self.holds)
         self.rooms.append(room)
+        self.open.append(1)
         if len(self.rooms) > MOST:
             self._merge()
         return self.holds
@@ -88,8 +96,25 @@ class LeastHeadroom:
         for i in range(2, len(self.rooms)):
             if self.rooms[i] * self.rooms[best - 1] < self.rooms[best] * self.rooms[i - 1]:
                 best = i
-        self.serials.pop(best)
-        self.rooms.pop(best)
+        self._join(best)
+
+    def _join(self, place: i64) -> None:
+        """Let the holds of an entry belong to the one below."""
+        self.serials.pop(place)
+        self.rooms.pop(place)
+        count = self.open.pop(place)
+        if place > 0:
+            self.open[place - 1] += count
+
+    def close(self, serial: i64) -> None:
+        """Forget a hold to which nothing will be given back any more. Each is closed once."""
+        place = self._place(serial)
+        if place >= 0:
+            self.open[place] -= 1
+            if self.open[place] == 0:
+                self.serials.pop(place)
+                self.rooms.pop(place)
+                self.open.pop(place)
 
     def least(self, serial: i64) -> i64:
         """The least headroom since a hold."""
@@ -115,5 +140,4 @@ class LeastHeadroom:
         # Of equal neighbours the oldest is enough, and one without headroom is none.
         for i in range(len(self.rooms) - 1, -1, -1):
             if self.rooms[i] == 0 or (i > 0 and self.rooms[i] == self.rooms[i - 1]):
-                self.serials.pop(i)
-                self.rooms.pop(i)
+                self._join(i)

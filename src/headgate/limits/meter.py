@@ -11,6 +11,9 @@ KEPT: Final = 400 * 86_400_000_000
 """Microseconds for which a day is kept after its start: 13 months."""
 
 
+_decisions: Final[dict[str, Decision]] = {}  # for each zone the only one that there is
+
+
 @mypyc_attr(acyclic=True)
 class MeterState:
     """What was used on each day, by the day's start in microseconds since 1970."""
@@ -39,11 +42,15 @@ class Meter(Limit):
     metered in Europe/Berlin
     """
 
-    __slots__ = ("_calendar", "_current", "_zone")
+    __slots__ = ("_calendar", "_current", "_decision", "_identity", "_zone")
 
     def __init__(self, zone: str = "UTC") -> None:
         self._calendar: Final = Calendar("day", zone)
         self._zone: Final = zone
+        self._identity: Final = f"meter {zone}"
+        if zone not in _decisions:
+            _decisions[zone] = decide_one(self, 0, LARGEST, False, 0)
+        self._decision: Final = _decisions[zone]
         self._current: tuple[int, ...] = (0, 0)  # start and end of the day of the last look: one object, for threads
 
     @property
@@ -57,7 +64,7 @@ class Meter(Limit):
 
     @property
     def identity(self) -> object:
-        return f"meter {self._zone}"
+        return self._identity
 
     @property
     def calendar(self) -> bool:
@@ -115,7 +122,7 @@ class Meter(Limit):
         return not state.days or max(state.days) <= now + state.ahead - KEPT
 
     def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> Decision:
-        return decide_one(self, 0, LARGEST, False, 0)
+        return self._decision
 
     def day_at(self, moment: i64) -> i64:
         """The start of the day of a moment, in microseconds since 1970."""

@@ -193,7 +193,7 @@ class MemoryStore(Tables):
         with self._lock:
             holds = self._holds.under(name, rule, key) if isinstance(rule, Limit) else []
             if self._remembered is not None:
-                ids = [(hold.name, hold.key, hold.hold_id) for hold in holds]
+                ids = [(hold.table.name, hold.key, hold.hold_id) for hold in holds]
                 self._remembered.file.forget(self._remembered.wall(), name, key, _pieces(rule), ids)
             self._holds.forget(holds)
         for piece in _pieces(rule):
@@ -212,7 +212,7 @@ class MemoryStore(Tables):
         with self._lock:
             holds = self._holds.under(name, rule) if isinstance(rule, Limit) else []
             if self._remembered is not None:
-                ids = [(hold.name, hold.key, hold.hold_id) for hold in holds]
+                ids = [(hold.table.name, hold.key, hold.hold_id) for hold in holds]
                 self._remembered.file.clear(self._remembered.wall(), name, _pieces(rule), ids)
             self._holds.forget(holds)
         for piece in _pieces(rule):

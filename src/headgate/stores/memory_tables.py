@@ -157,6 +157,7 @@ class LimitTable(Table):
         self.name: Final = name
         self.limit: Final = limit
         self.calendar: Final = limit.calendar
+        self.slots: Final = limit.counts_slots
         self.pinned = False  # somebody keeps it, and checks without asking the store for it
         self.dropped = False  # from the store; nothing may be added any more
         self.validate: Callable[[object], object] | None = None  # called with each new key, and may refuse it
@@ -303,6 +304,7 @@ class Tables:
         self._warned = False
         self.max_keys: Final = max_keys
         self._lock: Final = new_lock()
+        self.own_lock: Final = self._lock
         self.lock: threading.RLock | None = None if _uninterruptible() else self._lock  # the one that every step takes
         self.due: i64 = LATER  # when the first hold gives back what it has taken
         self.size: i64 = 0
@@ -426,11 +428,6 @@ def decide_all(entries: list[Entry], verb: Verb, passes: bool, now: i64, low: i6
         for i in range(1, len(entries)):
             decision = more_binding(decision, entries[i].decide(verb, passes, now, low), i)
     return decision
-
-
-def decide_each(entries: list[Entry], verb: Verb, passes: bool, now: i64, low: i64) -> list[Decision]:
-    """The decision on each of some entries."""
-    return [entries[i].decide(verb, passes, now, low) for i in range(len(entries))]
 
 
 def identity_of(rule: Rule) -> object:
