@@ -33,6 +33,7 @@ COMPILED = [
     "stores/redis/protocol.py",
     "stores/redis/hold_requests.py",
     "stores/redis/local_cache.py",
+    "_hold_hot.py",
     "_limiter_hot.py",
     "gate/immutable_map.py",
     "gate/lookup.py",

@@ -18,20 +18,56 @@ _decisions: Final[dict[str, Decision]] = {}  # for each zone the only one that t
 class MeterState:
     """What was used on each day, by the day's start in microseconds since 1970."""
 
-    __slots__ = ("ahead", "days", "newest", "root")
+    __slots__ = ("ahead", "amount", "newest", "other_days", "root")
 
     def __init__(self) -> None:
         self.ahead: i64 = 0
         self.newest: i64 = -1  # the day of the last look
-        self.days: Final[dict[int, int]] = {}
+        self.amount: i64 = 0  # what was used on it
+        self.other_days: Final[dict[int, int]] = {}
         self.root = ""  # of the ask: for the store, which lists what was used
+
+    @property
+    def days(self) -> dict[int, int]:
+        """What was used on each day."""
+        days = self.other_days.copy()
+        if self.amount:
+            days[self.newest] = self.amount
+        return days
+
+    def used_on(self, day: i64) -> i64:
+        return self.amount if day == self.newest else self.other_days.get(day, 0)
+
+    def count(self, day: i64, cost: i64) -> None:
+        """Count so much more, or less, on a day."""
+        amount = self.used_on(day) + cost
+        if amount < 0:
+            amount = 0
+        elif amount > LARGEST:
+            amount = LARGEST
+        if day == self.newest:
+            self.amount = amount
+        elif amount:
+            self.other_days[day] = amount
+        else:
+            self.other_days.pop(day, None)
+
+    def turn_to(self, day: i64) -> None:
+        """Begin to count on another day, and forget those that are too old."""
+        for old in [old for old in self.other_days if old <= day - KEPT]:
+            self.other_days.pop(old, None)
+        if self.amount and self.newest > day - KEPT:
+            self.other_days[self.newest] = self.amount
+        self.amount = self.other_days.pop(day, 0)
+        self.newest = day
 
     def copy(self) -> "MeterState":
         copied = MeterState()
         copied.ahead = self.ahead
         copied.newest = self.newest
+        copied.amount = self.amount
         copied.root = self.root
-        copied.days.update(self.days)
+        copied.other_days.update(self.other_days)
         return copied
 
 
@@ -94,18 +130,16 @@ class Meter(Limit):
         assert isinstance(state, MeterState)
         start = self.day_at(now + state.ahead)
         if start != state.newest:
-            state.newest = start
-            for day in [day for day in state.days if day <= start - KEPT]:
-                state.days.pop(day, None)
+            state.turn_to(start)
         return 0
 
     def spend(self, state: State, now: i64, cost: i64) -> None:
         assert isinstance(state, MeterState)
-        _count(state.days, state.newest, cost)
+        state.count(state.newest, cost)
 
     def refund(self, state: State, cost: i64) -> None:
         assert isinstance(state, MeterState)
-        _count(state.days, state.newest, -cost)
+        state.count(state.newest, -cost)
 
     def mark(self, state: State) -> tuple[i64, i64]:
         """What a hold keeps to be corrected later: the day that it was counted on."""
@@ -115,11 +149,13 @@ class Meter(Limit):
     def correct(self, state: State, now: i64, held: i64, actual: i64, mark: i64, serial: i64) -> None:
         assert isinstance(state, MeterState)
         if mark > now + state.ahead - KEPT:
-            _count(state.days, mark, actual - held)
+            state.count(mark, actual - held)
 
     def idle(self, state: State, now: i64) -> bool:
         assert isinstance(state, MeterState)
-        return not state.days or max(state.days) <= now + state.ahead - KEPT
+        if state.amount and state.newest > now + state.ahead - KEPT:
+            return False
+        return not state.other_days or max(state.other_days) <= now + state.ahead - KEPT
 
     def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> Decision:
         return self._decision
@@ -146,12 +182,3 @@ class Meter(Limit):
 
     def __str__(self) -> str:
         return f"metered in {self._zone}"
-
-
-def _count(days: dict[int, int], start: int, cost: int) -> None:
-    """Count so much more, or less."""
-    amount = min(max(days.get(start, 0) + cost, 0), LARGEST)
-    if amount:
-        days[start] = amount
-    else:
-        days.pop(start, None)

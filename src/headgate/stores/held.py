@@ -22,9 +22,8 @@ class Charge:
         self.cost: i64 = cost
         self.mark: i64 = 0
         self.serial: i64 = 0
-        # The same of each part, if there are several.
-        self.marks: list[int] | None = [0] * len(limit.parts) if isinstance(limit, AllOf) else None
-        self.serials: list[int] | None = [0] * len(limit.parts) if isinstance(limit, AllOf) else None
+        # The same of each part, if there are several: first all marks, then all serial numbers.
+        self.marks: list[int] | None = [0] * (2 * len(limit.parts)) if isinstance(limit, AllOf) else None
 
     def prepare(self, state: State) -> bool:
         """Make the state ready for it, and say whether something had to be made."""
@@ -32,7 +31,7 @@ class Charge:
             return self.limit.prepare(state)
         assert isinstance(state, AllOfState)
         made = False
-        for i in range(len(self.marks)):
+        for i in range(len(state.states)):
             made = self.limit.parts[i].prepare(state.states[i]) or made
         return made
 
@@ -41,30 +40,36 @@ class Charge:
     def take(self, state: State, now: i64) -> None:
         """Spend the cost."""
         self.limit.spend(state, now, self.cost)
-        if self.marks is None or self.serials is None:
+        marks = self.marks
+        if marks is None:
             self.mark, self.serial = self.limit.mark(state)
             return
         assert isinstance(state, AllOfState)
-        for i in range(len(self.marks)):
-            self.marks[i], self.serials[i] = self.limit.parts[i].mark(state.states[i])
+        count = len(state.states)
+        for i in range(count):
+            marks[i], marks[count + i] = self.limit.parts[i].mark(state.states[i])
 
     def correct(self, state: State, now: i64, held: i64, actual: i64) -> None:
         """Count another cost instead."""
-        if self.marks is None or self.serials is None:
+        marks = self.marks
+        if marks is None:
             self.limit.correct(state, now, held, actual, self.mark, self.serial)
             return
         assert isinstance(state, AllOfState)
-        for i in range(len(self.marks)):
-            self.limit.parts[i].correct(state.states[i], now, held, actual, self.marks[i], self.serials[i])
+        count = len(state.states)
+        for i in range(count):
+            self.limit.parts[i].correct(state.states[i], now, held, actual, marks[i], marks[count + i])
 
     def close(self, state: State) -> None:
         """Nothing will be given back to it any more."""
-        if self.marks is None or self.serials is None:
+        marks = self.marks
+        if marks is None:
             self.limit.close(state, self.mark, self.serial)
             return
         assert isinstance(state, AllOfState)
-        for i in range(len(self.marks)):
-            self.limit.parts[i].close(state.states[i], self.marks[i], self.serials[i])
+        count = len(state.states)
+        for i in range(count):
+            self.limit.parts[i].close(state.states[i], marks[i], marks[count + i])
 
 
 @mypyc_attr(acyclic=True)
@@ -217,3 +222,43 @@ class MemoryHold(HeldPiece):
 
     def listed(self, now: i64) -> ListedHold:
         return ListedHold(self.hold_id, self.status_at(now), self.all_costs(), self.left(now), self.note, self.shape)
+
+
+class HoldList:
+    """Holds in any order. Each knows its place."""
+
+    def __init__(self) -> None:
+        self._slots: list[MemoryHold | None] = []  # those behind the last hold are free: shrinking costs more
+        self._count: i64 = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def at(self, place: i64) -> MemoryHold | None:
+        return self._slots[place] if place < self._count else None
+
+    def add(self, held: MemoryHold) -> None:
+        held.place = self._count
+        if self._count < len(self._slots):
+            self._slots[self._count] = held
+        else:
+            self._slots.append(held)
+        self._count += 1
+
+    def remove(self, held: MemoryHold) -> None:
+        """Remove a hold, if it is here: the last one takes its place."""
+        if held.place < self._count and self._slots[held.place] is held:
+            self._count -= 1
+            last = self._slots[self._count]
+            self._slots[held.place] = last
+            self._slots[self._count] = None
+            if last is not None:
+                last.place = held.place
+
+    def shrink(self) -> None:
+        """Give back the memory of many free places."""
+        if len(self._slots) > 2 * self._count + 64:
+            del self._slots[self._count + 32 :]
+
+    def all(self) -> list[MemoryHold]:
+        return [held for held in self._slots if held is not None]

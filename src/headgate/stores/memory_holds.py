@@ -16,7 +16,7 @@ from headgate.errors import UnknownHold, refuse
 from headgate.limits.decision import Decision, Limit, more_binding
 from headgate.stores.asks import pieces_of, place_in
 from headgate.stores.base import Ask
-from headgate.stores.held import Charge, HeldPiece, MemoryHold
+from headgate.stores.held import Charge, HeldPiece, HoldList, MemoryHold
 from headgate.stores.hold_ids import HOLD_IDS
 from headgate.stores.holds import (
     CANCELLED,
@@ -36,7 +36,7 @@ from headgate.stores.holds import (
 from headgate.stores.memory_tables import LATER, Tables
 
 _BETWEEN_SWEEPS: Final[i64] = 64  # new holds from one sweep to the next
-_SWEPT_AT_ONCE: Final[i64] = 3 * _BETWEEN_SWEEPS  # holds that a sweep looks at, whether they can be forgotten
+_SWEPT: Final[i64] = 2  # holds that are looked at for each new one, whether they can be forgotten
 _FEW: Final = 16  # pieces that are compared one by one
 
 _log = logging.getLogger("headgate")
@@ -67,8 +67,8 @@ class MemoryHolds:
         self._tables: Final = tables
         self._max_ended: Final = max_ended
         self._by_key: Final[dict[tuple[str, str], KeyHolds]] = {}
-        self._unindexed: list[MemoryHold] = []  # open or expired, in any order
-        self._indexed: Final[list[MemoryHold]] = []  # the same, of those that are found by their ids
+        self._unindexed = HoldList()  # open or expired
+        self._indexed: Final = HoldList()  # the same, of those that are found by their ids
         self._ended: Final[deque[MemoryHold]] = deque()  # those that were settled and are remembered, in this order
         self._due: Final[list[tuple[int, int, MemoryHold]]] = []  # when their costs may come back
         self._expected = 0  # how many were added to these
@@ -100,7 +100,7 @@ class MemoryHolds:
         if now >= tables.due:
             tables.release_due(now)
         state = table.find(held.key)
-        if state is None or limit.prepare(state) or len(self._unindexed) + len(self._indexed) >= MAX_OPEN_HOLDS:
+        if state is None or held.prepare(state) or len(self._unindexed) + len(self._indexed) >= MAX_OPEN_HOLDS:
             return self._hold_new(held, now, low)
         if table.calendar:
             limit.align(state, tables.wall_ahead(now))
@@ -108,16 +108,15 @@ class MemoryHolds:
         if wait != 0:
             held.status = DENIED
             return limit.decide(state, now, held.cost, wait, low)
-        limit.spend(state, now, held.cost)
-        held.mark, held.serial = limit.mark(state)
+        held.take(state, now)
         if table.slots:
             limit.take_slot(state, held.end)
-        held.place = len(self._unindexed)
-        self._unindexed.append(held)
+        self._unindexed.add(held)
         decision = limit.decide(state, now, 0, 0, low)
         self._until_sweep -= 1
         if self._until_sweep < 0:
-            self._sweep(now)
+            self._until_sweep = _BETWEEN_SWEEPS
+            self._sweep(now, _SWEPT * _BETWEEN_SWEEPS)
             tables.sweep(now)
         return decision
 
@@ -134,11 +133,10 @@ class MemoryHolds:
             if denied:
                 held.status = DENIED
             else:
-                held.place = len(self._unindexed)
-                self._unindexed.append(held)
+                self._unindexed.add(held)
             held.leave()
             held.table.split()
-            self._sweep(now)
+            self._sweep(now, _SWEPT)
             self._tables.sweep(now)
             return decision
 
@@ -160,14 +158,14 @@ class MemoryHolds:
         if table.calendar:
             limit.align(state, tables.wall_ahead(now))
         limit.wait(state, now, 0)
-        limit.correct(state, now, held.cost, actual, held.mark, held.serial)
-        limit.close(state, held.mark, held.serial)
+        held.correct(state, now, held.cost, actual)
+        held.close(state)
         if table.slots:
             limit.free_slot(state, held.end)
         held.cost = actual
         held.status = status
         held.end = now
-        self._remove(self._unindexed, held)
+        self._unindexed.remove(held)
         return limit.decide(state, now, 1, limit.wait(state, now, 1), low)
 
     def reveal(self, held: MemoryHold) -> str:
@@ -177,15 +175,15 @@ class MemoryHolds:
             if not held.hold_id:  # again: a finalizer may have asked for it
                 held.hold_id = hold_id
                 if held.status != DENIED and not held.forgotten:
-                    self._remove(self._unindexed, held)
+                    self._unindexed.remove(held)
                     self._add(held)
         return held.hold_id
 
     def _index(self) -> None:
         """Let all holds be found by their keys and ids."""
         unindexed = self._unindexed
-        self._unindexed = []
-        for held in unindexed:
+        self._unindexed = HoldList()
+        for held in unindexed.all():
             hold_id = HOLD_IDS.new()
             if held.status == OPEN and not held.hold_id:  # a finalizer may have settled it, or have asked for its id
                 held.hold_id = hold_id
@@ -208,6 +206,7 @@ class MemoryHolds:
         _refuse_twice(pieces)
         limits = [piece.limit for piece in pieces]
         asked = [max(piece.cost, 1) for piece in pieces]
+        size = self._tables.size
         denied = self._take(pieces, limits, asked, pieces, now, held.end)
         parts = self._decide(pieces, limits, asked, denied, low, now)
         decision = _binding(parts, asks)
@@ -220,10 +219,8 @@ class MemoryHolds:
         self._record_hold(held, asks, terms, now)
         self._add(held)
         self._expect_release(held)
-        self._until_sweep -= 1
-        if self._until_sweep < 0:
-            self._sweep(now)
-            self._tables.sweep(now)
+        self._sweep(now, _SWEPT)
+        self._sweep_tables(pieces, self._tables.size - size, now)
         return _answer(decision, OPEN, costs, lease, parts)
 
     def settle(
@@ -572,27 +569,15 @@ class MemoryHolds:
         holds.by_id[held.hold_id] = held
         if held.status == OPEN:
             holds.open += 1
-            held.place = len(self._indexed)
-            self._indexed.append(held)
+            self._indexed.add(held)
         else:
             self._remember(held)
 
-    def _remove(self, holds: list[MemoryHold], held: MemoryHold) -> None:
-        """Remove a hold from a list: the last one takes its place. A sweep removes one that isn't there right now."""
-        place = held.place
-        if place < len(holds) and holds[place] is held:
-            last = holds.pop()
-            if last is not held:
-                holds[held.place] = last
-                last.place = held.place
-
     def _remember(self, held: MemoryHold) -> None:
         """Remember a hold that was settled, and forget the oldest ones if there are too many."""
-        self._remove(self._indexed, held)
+        self._indexed.remove(held)
         held.let_go()
         self._ended.append(held)
-        while self._ended and self._ended[0].forgotten:
-            self._ended.popleft()
         if len(self._ended) > self._max_ended:
             if not self._warned:
                 self._warned = True
@@ -603,23 +588,36 @@ class MemoryHolds:
                 )
             self._forget(self._ended.popleft())
 
-    def _sweep(self, now: i64) -> None:
-        """Forget a few holds that ended long ago."""
-        self._until_sweep = _BETWEEN_SWEEPS
-        for _ in range(_SWEPT_AT_ONCE):
-            count = len(self._indexed)
-            if self._swept >= count + len(self._unindexed):
+    def _sweep_tables(self, pieces: list[HeldPiece], new: i64, now: i64) -> None:
+        """Sweep more entries than were added."""
+        self._until_sweep -= 1
+        if new > 0 or self._until_sweep < 0:
+            self._until_sweep = _BETWEEN_SWEEPS
+            for i in range(len(pieces)):
+                pieces[i].table.split()
+            for _ in range(max(new, 1)):
+                self._tables.sweep(now)
+
+    def _sweep(self, now: i64, most: i64) -> None:
+        """Forget holds that ended long ago, of the next few."""
+        self._forget_ended(now)
+        for _ in range(most):
+            count: i64 = len(self._indexed)
+            held = self._indexed.at(self._swept)
+            if held is None:
+                held = self._unindexed.at(self._swept - count)
+            if held is None:
                 self._swept = 0
+                self._indexed.shrink()
+                self._unindexed.shrink()
                 break
-            holds = self._indexed if self._swept < count else self._unindexed
-            held = holds[self._swept if self._swept < count else self._swept - count]
-            if held.forgotten or held.status != OPEN:
-                held.place = self._swept if self._swept < count else self._swept - count
-                self._remove(holds, held)
-            elif held.end + held.kept <= now:
+            if held.end + held.kept <= now:
                 self._forget(held)
             else:
                 self._swept += 1
+
+    def _forget_ended(self, now: i64) -> None:
+        """Forget the settled holds that need not be remembered any more, as far as they are the oldest."""
         while self._ended and (self._ended[0].forgotten or self._ended[0].end + self._ended[0].kept <= now):
             self._forget(self._ended.popleft())
 
@@ -631,7 +629,7 @@ class MemoryHolds:
 
     def _drop(self, held: MemoryHold) -> None:
         held.forgotten = True
-        self._remove(self._indexed if held.indexed else self._unindexed, held)
+        (self._indexed if held.indexed else self._unindexed).remove(held)
         holds = self._by_key.get((held.table.name, held.key))
         if held.indexed and holds is not None:
             holds.by_id.pop(held.hold_id, None)

@@ -298,7 +298,9 @@ class Tables:
     def __init__(self, clock: Clock | None, max_keys: i64) -> None:
         self.clock: Final[Clock] = MonotonicClock() if clock is None else clock
         self._manual: Final = clock is not None
-        self._read: Final[Callable[[], int]] = time.monotonic_ns  # what MonotonicClock reads, without its method call
+        # What MonotonicClock reads, without its method calls.
+        self._read: Final[Callable[[], int]] = time.monotonic_ns
+        self._read_wall: Final[Callable[[], int]] = time.time_ns
         self._tables: Final[dict[tuple[str, object], Table]] = {}
         self._order: Final[list[Table]] = []
         self._warned = False
@@ -322,7 +324,7 @@ class Tables:
 
     def wall_ahead(self, now: i64) -> i64:
         """What to add to this store's time to get the time of day, in microseconds since 1970."""
-        return round(self.clock.wall() * 1_000_000) - now
+        return round(self.clock.wall() * 1_000_000) - now if self._manual else self._read_wall() // 1000 - now
 
     def release_due(self, now: i64) -> None:
         """Let the holds whose lease has ended give back what they have taken."""

@@ -63,7 +63,7 @@ class RememberedHolds(MemoryHolds):
             table.add(row.key, state)
             table.split()
         assert isinstance(state, MeterState)
-        state.days[row.start] = row.amount
+        state.count(row.start, row.amount)
 
     def _restore(self, row: HoldRow, now: i64, ahead: i64) -> None:
         held = self._made(row.asks, tuple([ask.cost for ask in row.asks]), row.terms, now)
@@ -208,7 +208,7 @@ def _piece_rows(piece: HeldPiece, state: State) -> list[CountRow]:
 def _row(name: str, key: str, root: str, limit: object, state: object, day: int) -> CountRow:
     if isinstance(state, MeterState):
         assert isinstance(limit, Meter)
-        return MeterRow(name, limit, key, state.root or root, day, state.days.get(day, 0))
+        return MeterRow(name, limit, key, state.root or root, day, state.used_on(day))
     assert isinstance(limit, Budget)
     assert isinstance(state, BudgetState)
     return BudgetRow(name, limit, key, state.start, state.used)
