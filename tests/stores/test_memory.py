@@ -22,8 +22,10 @@ from headgate import (
 from headgate.stores import conformance
 from headgate.stores.base import Ask, Verb
 
+CASES = [*conformance.CASES, *conformance.HOLD_CASES, *conformance.ACCOUNT_CASES]
 
-@pytest.mark.parametrize("case", [*conformance.CASES, *conformance.HOLD_CASES], ids=lambda case: case.__name__)
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_conformance(case: conformance.Case) -> None:
     case(lambda clock: MemoryStore(clock=clock))
 
@@ -35,8 +37,9 @@ def test_run_calls_every_case(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[object] = []
     monkeypatch.setattr(conformance, "CASES", (called.append, called.append))
     monkeypatch.setattr(conformance, "HOLD_CASES", (called.append,))
+    monkeypatch.setattr(conformance, "ACCOUNT_CASES", (called.append,))
     conformance.run(make)
-    assert called == [make] * 3
+    assert called == [make] * 4
 
 
 def test_conformance_can_fail() -> None:

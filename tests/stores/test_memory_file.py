@@ -26,6 +26,7 @@ from headgate.limits.fixed import UNLIMITED
 from headgate.limits.meter import Meter
 from headgate.limits.notation import parse
 from headgate.stores import conformance
+from headgate.stores.account_walks import ACCOUNT_WALKS
 from headgate.stores.base import Ask, Change, Store, Verb
 from headgate.stores.hold_walks import WALKS, compare_holds, random_hold_steps
 from headgate.stores.holds import HoldTerms
@@ -355,8 +356,8 @@ def test_more_settled_holds_than_are_kept_are_deleted(tmp_path: Path) -> None:
 
 
 CASES = [
-    pytest.param(case, id=case.__name__, marks=[pytest.mark.long] if case in WALKS else [])
-    for case in conformance.HOLD_CASES
+    pytest.param(case, id=case.__name__, marks=[pytest.mark.long] if case in (*WALKS, *ACCOUNT_WALKS) else [])
+    for case in (*conformance.HOLD_CASES, *conformance.ACCOUNT_CASES)
 ]
 """The walks take seconds each; in memory they are walked with every change."""
 

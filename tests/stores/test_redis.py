@@ -7,6 +7,7 @@ import pytest
 
 from headgate import ManualClock
 from headgate.stores import conformance
+from headgate.stores.account_walks import ACCOUNT_WALKS
 from headgate.stores.hold_walks import WALKS
 from headgate.stores.redis import RedisStore
 from tests.support.valkey import PATIENCE, Server, other_servers
@@ -21,8 +22,8 @@ def any_server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 
 CASES = [
-    pytest.param(case, id=case.__name__, marks=[pytest.mark.long] if case in WALKS else [])
-    for case in (*conformance.CASES, *conformance.HOLD_CASES)
+    pytest.param(case, id=case.__name__, marks=[pytest.mark.long] if case in (*WALKS, *ACCOUNT_WALKS) else [])
+    for case in (*conformance.CASES, *conformance.HOLD_CASES, *conformance.ACCOUNT_CASES)
 ]
 """The walks take seconds each; in memory they are walked with every change."""
 

@@ -81,10 +81,10 @@ def test_a_settle_is_booked_once_the_server_is_back(breaker_clock: ManualClock) 
         assert (settled.state, settled.costs, settled.decision.degraded) == ("settled", (4,), True)
         assert store.settle(asks(10, Budget(50)), 0, "b", None, cancel=True).state == "cancelled"
         assert not store.extend(asks(10, Budget(50)), 0, "c", [20], None).decision
-        assert store.extend(asks(10, Budget(50)), 0, "c", None, 90_000_000)[1:] == ("open", (10,), 0)
+        assert store.extend(asks(10, Budget(50)), 0, "c", None, 90_000_000)[1:] == ("open", (10,), 0, ())
         come_back(server, store, breaker_clock)
         assert left(store, Budget(50)) == 50 - 4 - 0 - 10
-        assert store.find_hold(asks(10, Budget(50)), 0, "a")[1:] == ("settled", (4,), 0)
+        assert store.find_hold(asks(10, Budget(50)), 0, "a")[1:4] == ("settled", (4,), 0)
         assert store.find_hold(asks(10, Budget(50)), 0, "c").left > 60_000_000
 
 
@@ -260,7 +260,7 @@ def test_a_hold_whose_settlement_waits_is_known_as_settled(own: Server, breaker_
         with pytest.raises(HoldError, match="expected cost 5, with which it is open, got cost 6"):
             store.hold(asks(6), 0, terms("a"))
         store.settle(asks(5), 0, "a", [2])
-        assert store.hold(asks(5), 0, terms("a"))[1:] == ("settled", (2,), 0)
+        assert store.hold(asks(5), 0, terms("a"))[1:] == ("settled", (2,), 0, ())
         assert store.settle(asks(5), 0, "a", None).costs == (2,)
         with pytest.raises(HoldError, match="expected cost 2, with which it is settled, got cost 3"):
             store.settle(asks(5), 0, "a", [3])
@@ -274,12 +274,15 @@ def test_a_hold_whose_settlement_waits_is_known_as_settled(own: Server, breaker_
     "foreign",
     [
         b"\x01\x00\x09" + b"x" * 40,
-        b"\x01\x00\x01" + pack("<3d", 2e15, 6e8, 10) + bytes(4) + b"\x05",
-        b"\x01\x00\x01" + pack("<3d", float("nan"), 6e8, 10) + bytes(4) + b"\x00",
-        b"\x01\x00\x01" + pack("<3d", 2e15, 6e8, float("inf")) + bytes(4) + b"\x00",
-        b"\x01\x00\x01" + pack("<3d", 2e15, 6e8, 10) + bytes(4) + b"\x01" + pack("<2d", float("nan"), 0),
-        b"\x09\x00\x01" + pack("<3d", 2e15, 6e8, 10),
-        b"\x01\x00\x00" + pack("<3d", 2e15, 6e8, 10),
+        pack("<BBBddIBHI", 1, 0, 1, 2e15, 6e8, 10, 0, 0, 0) + b"\x05",
+        pack("<BBBddIBHI", 1, 0, 1, float("nan"), 6e8, 10, 0, 0, 0),
+        pack("<BBBdddBHI", 1, 2, 1, 2e15, 6e8, float("inf"), 0, 0, 0),
+        pack("<BBBddIBHI", 1, 0, 1, 2e15, 6e8, 10, 0, 9, 0),
+        pack("<BBBddIBHI", 1, 0, 1, 2e15, 6e8, 10, 9, 0, 0),
+        pack("<BBBddIBHI", 9, 0, 1, 2e15, 6e8, 10, 0, 0, 0),
+        pack("<BBBddBHI", 1, 0, 0, 2e15, 6e8, 0, 0, 0),
+        pack("<BBBddIB", 2, 0, 1, 2e15, 6e8, 10, 0),
+        pack("<BBBddIBHI", 2, 0, 1, 2e15, 6e8, 10, 0, 0, 0),
         None,
     ],
 )

@@ -8,8 +8,9 @@
         case(lambda clock: MyStore(clock=clock))
 
 Each case is called with a function that makes an empty store on the `ManualClock` it is given, and raises
-`NotConforming` where the store is wrong. `HOLD_CASES` are those of stores that can hold. `run` calls them all. Some
-compare the store with a slow model in exact fractions (`headgate.stores.reference`, `headgate.stores.reference_holds`).
+`NotConforming` where the store is wrong. `HOLD_CASES` are those of stores that can hold, `ACCOUNT_CASES` those of
+stores of accounts. `run` calls them all. Some compare the store with a slow model in exact fractions
+(`headgate.stores.reference`, `headgate.stores.reference_holds`).
 """
 
 import asyncio
@@ -27,13 +28,14 @@ from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.token_bucket import per_day, per_minute, per_second
 from headgate.limits.violations import Backoff
 from headgate.stores.base import Ask, Offence, Verb
+from headgate.stores.conformance_accounts import ACCOUNT_CASES as ACCOUNT_CASES
 from headgate.stores.conformance_holds import HOLD_CASES as HOLD_CASES
 from headgate.stores.harness import Case as Case
 from headgate.stores.harness import MakeStore as MakeStore
 from headgate.stores.harness import NotConforming as NotConforming
 from headgate.stores.harness import StoreHarness as StoreHarness
 from headgate.stores.harness import expect as expect
-from headgate.stores.holds import HoldStore
+from headgate.stores.holds import AccountStore, HoldStore
 from headgate.stores.reference import LOW, Model, ReferenceKey, random_models, random_steps
 
 
@@ -357,7 +359,9 @@ CASES: Final[tuple[Case, ...]] = (
 
 
 def run(make: MakeStore) -> None:
-    """Run every case; those of holds if the store can hold."""
-    holds = HOLD_CASES if isinstance(make(ManualClock()), HoldStore) else ()
-    for case in (*CASES, *holds):
+    """Run every case; those of holds and of accounts if the store has them."""
+    store = make(ManualClock())
+    holds = HOLD_CASES if isinstance(store, HoldStore) else ()
+    accounts = ACCOUNT_CASES if isinstance(store, AccountStore) else ()
+    for case in (*CASES, *holds, *accounts):
         case(make)

@@ -1,14 +1,16 @@
 """What the cases of the conformance suite are made of."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from headgate.errors import HoldError
 from headgate.limits.clock import ManualClock
 from headgate.limits.decision import Decision, Limit
+from headgate.limits.fixed import UNLIMITED
+from headgate.limits.numbers import LARGEST
 from headgate.stores.base import Ask, Store, Verb
-from headgate.stores.holds import HoldAnswer, HoldStore, HoldTerms
+from headgate.stores.holds import AccountStore, HoldAnswer, HoldStore, HoldTerms, ListedHold, UsageRow
 from headgate.stores.reference import LOW
 
 SECOND: Final = 1_000_000
@@ -87,6 +89,87 @@ class HoldHarness(StoreHarness):
             raise NotConforming(f"{what}: expected {error.__name__}, got {got!r}")
         after = [self.apply(Verb.PEEK, self.limit), self.holds.list_holds("", "key", 100)]
         expect(f"after {what} was refused", after, before)
+
+
+class AccountHarness(StoreHarness):
+    """A store of accounts, and shortcuts for some limits that are asked for together, each with its name and key.
+
+    All of them have one root, under which the hold is known. Costs are those of the limits alone.
+    """
+
+    def __init__(self, make: MakeStore, limits: Sequence[tuple[str, str, Limit]], root: str = "acme") -> None:
+        super().__init__(make)
+        if not isinstance(self.store, AccountStore):
+            raise NotConforming(f"a store of accounts: expected one, got {self.store!r}")
+        self.accounts: AccountStore = self.store
+        self.root = root
+        self.limits = list(limits)
+
+    def asks(self, costs: Sequence[int]) -> list[Ask]:
+        """The asks for these costs, after one that counts nothing, to which the hold belongs."""
+        some = [Ask(*self.limits[i], cost, self.root) for i, cost in enumerate(costs)]
+        return [Ask("accounts", self.root, UNLIMITED, 1), *some]
+
+    def some_asks(self) -> list[Ask]:
+        """The asks for a cost of 1 each."""
+        return self.asks([1] * len(self.limits))
+
+    def hold(
+        self,
+        costs: Sequence[int],
+        hold_id: str = "planner/1",
+        lease: int = 60,
+        keep: int = 60,
+        **terms: Any,
+    ) -> HoldAnswer:
+        made = HoldTerms(hold_id, lease * SECOND, terms.pop("release", False), keep * SECOND, **terms)
+        return self.accounts.hold(self.asks(costs), LOW, made)
+
+    def settle(self, costs: Sequence[int] | None = None, hold_id: str = "planner/1") -> HoldAnswer:
+        actual = None if costs is None else [1, *costs]
+        return self.accounts.settle(self.some_asks(), LOW, hold_id, actual)
+
+    def cancel(self, hold_id: str = "planner/1") -> HoldAnswer:
+        asks = self.some_asks()
+        return self.accounts.settle(asks, LOW, hold_id, [0] * len(asks), cancel=True)
+
+    def extend(
+        self, costs: Sequence[int] | None = None, lease: int | None = None, hold_id: str = "planner/1"
+    ) -> HoldAnswer:
+        end = None if lease is None else lease * SECOND
+        return self.accounts.extend(self.some_asks(), LOW, hold_id, None if costs is None else [1, *costs], end)
+
+    def find(self, hold_id: str = "planner/1") -> HoldAnswer:
+        return self.accounts.find_hold(self.some_asks(), LOW, hold_id)
+
+    def read(self, hold_id: str = "planner/1") -> ListedHold | None:
+        return self.accounts.read_hold("accounts", self.root, hold_id)
+
+    def peeks(self) -> tuple[Decision, ...]:
+        """What is left of each limit."""
+        return self.accounts.peek_each(self.some_asks()[1:], LOW)
+
+    def left(self) -> list[int]:
+        return [one.remaining for one in self.peeks()]
+
+    def usage(self, root: str | None = None, first: int = 0, last: int = LARGEST) -> list[UsageRow]:
+        """What meters under the name "usage" have counted, by key and day. A store may list days with 0, or not."""
+        return sorted(row for row in self.accounts.read_usage("usage", first, last, root) if row.amount)
+
+    def seen(self) -> tuple[object, ...]:
+        """All that can be seen of the limits and of the root."""
+        return self.peeks(), self.usage(), sorted(self.accounts.list_holds("accounts", self.root, 1000))
+
+    def refused(self, what: str, call: Callable[[], object], error: type[HoldError] = HoldError) -> None:
+        """Expect that a call is refused, and has changed nothing."""
+        before = self.seen()
+        try:
+            got = call()
+        except HoldError as raised:
+            expect(what, type(raised), error)
+        else:
+            raise NotConforming(f"{what}: expected {error.__name__}, got {got!r}")
+        expect(f"after {what} was refused", self.seen(), before)
 
 
 def expect(what: str, got: object, expected: object) -> None:

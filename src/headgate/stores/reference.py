@@ -8,11 +8,14 @@ from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from math import ceil, floor
 from typing import Final, Self
+from zoneinfo import ZoneInfo
 
 from headgate.limits.all_of import AllOf
 from headgate.limits.budget import Budget
 from headgate.limits.clock import ManualClock
-from headgate.limits.decision import Decision, Limit, Outcome
+from headgate.limits.decision import Decision, Details, Limit, Outcome
+from headgate.limits.fixed import BLOCKED, UNLIMITED
+from headgate.limits.meter import Meter
 from headgate.limits.numbers import LARGEST, microseconds
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.slots import Slots
@@ -23,6 +26,7 @@ LOW: Final = 200
 """The share of the capacity, in thousandths, below which the reference warns."""
 
 _ZERO: Final = datetime.fromtimestamp(0, UTC) + timedelta(seconds=ManualClock().wall())  # when a `ManualClock` shows 0
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
@@ -68,7 +72,8 @@ class Model(ABC):
         else:
             outcome = Outcome.ALLOW
         reset = min(max(self.whole_at(now) - now, 0), LARGEST)
-        return Decision(outcome, self.limit, max(floor(left / self.scale), 0), wait, reset, -1)
+        details = None if self.scale == 1 else Details(wait, None, None, False, max(floor(left), 0))
+        return Decision(outcome, self.limit, max(floor(left / self.scale), 0), wait, reset, -1, details)
 
     def wait(self, now: int, cost: int) -> int:
         """The wait until `cost` passes; -1 if it never does."""
@@ -233,6 +238,81 @@ class SlotsModel(Model):
 
     def decide(self, now: int, wait: int, pending: int, low: int) -> Decision:
         return super().decide(now, wait, 0, low)
+
+
+class MeterModel(Model):
+    """What was used on each day of a zone, by the start of the day in microseconds since 1970."""
+
+    def __init__(self, zone: str = "UTC") -> None:
+        super().__init__(Meter(zone), LARGEST)
+        self.zone = ZoneInfo(zone)
+        self.days: dict[int, int] = {}
+
+    def _day(self, now: int) -> int:
+        shown = (_ZERO + now * _MICROSECOND).astimezone(self.zone)
+        return (datetime(shown.year, shown.month, shown.day, tzinfo=self.zone) - _EPOCH) // _MICROSECOND
+
+    def left(self, now: int) -> Fraction:
+        return Fraction(LARGEST)
+
+    def whole_at(self, now: int) -> int:
+        return now
+
+    def passes_at(self, now: int, cost: int) -> int | None:
+        return now
+
+    def spend(self, now: int, cost: int) -> None:
+        day = self._day(now)
+        self.days = {**self.days, day: self.days.get(day, 0) + cost}
+
+    def refund(self, now: int, cost: int) -> None:
+        self.spend(now, -cost)
+
+    def decide(self, now: int, wait: int, pending: int, low: int) -> Decision:
+        return super().decide(now, wait, 0, low)
+
+
+class FixedModel(Model):
+    """Everything passes, or nothing does."""
+
+    def __init__(self, limit: Limit) -> None:
+        super().__init__(limit, limit.capacity)
+
+    def left(self, now: int) -> Fraction:
+        return Fraction(self.most)
+
+    def whole_at(self, now: int) -> int:
+        return now
+
+    def passes_at(self, now: int, cost: int) -> int | None:
+        return now if self.most else None
+
+    def spend(self, now: int, cost: int) -> None:
+        """Nothing is counted."""
+
+    def refund(self, now: int, cost: int) -> None:
+        """Nothing is counted."""
+
+    def decide(self, now: int, wait: int, pending: int, low: int) -> Decision:
+        return super().decide(now, wait, 0, low)
+
+
+def model_of(limit: Limit) -> Model:
+    """The model of a single limit. Budgets are those of UTC."""
+    if limit in (UNLIMITED, BLOCKED):
+        return FixedModel(limit)
+    if isinstance(limit, TokenBucket):
+        return BucketModel(*limit.fields())
+    if isinstance(limit, SlidingWindow):
+        most, span = limit.integers()
+        return WindowModel(most, Fraction(span, 1_000_000))
+    if isinstance(limit, Budget) and limit.zone == "UTC":
+        return BudgetModel(limit.integers()[0], limit.period, limit.unit)
+    if isinstance(limit, Slots):
+        return SlotsModel(limit.capacity)
+    if isinstance(limit, Meter):
+        return MeterModel(limit.zone)
+    raise NotImplementedError(limit)
 
 
 class ReferenceKey:

@@ -116,7 +116,9 @@ class Fallback:
     def _of_parts(self, asks: Sequence[Ask]) -> list[Ask]:
         """The share of this node in each part of some asks."""
         return [
-            Ask(name, ask.key, share, ask.cost) for ask in asks for name, share in self._shares(ask.name, ask.limit)
+            Ask(name, ask.key, share, ask.cost, ask.root)
+            for ask in asks
+            for name, share in self._shares(ask.name, ask.limit)
         ]
 
     def hold(self, asks: Sequence[Ask], low: int, terms: HoldTerms) -> HoldAnswer:
@@ -129,7 +131,7 @@ class Fallback:
             )
         if self._nodes == 1:
             answer = self.memory.hold(asks, low, terms)
-            return answer._replace(decision=answer.decision.as_degraded(answer.decision.limit))
+            return answer._replace(decision=answer.decision.as_degraded(answer.decision.limit), parts=())
         answer = self.memory.hold(self._of_parts(asks), low, terms)
         return HoldAnswer(_on_asks(answer.decision, asks), answer.state, costs, answer.left)
 

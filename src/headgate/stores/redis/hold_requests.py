@@ -1,7 +1,7 @@
 """Requests about holds to the script: see lua/holds.lua."""
 
-import secrets
 from collections.abc import Sequence
+from random import getrandbits
 from struct import pack
 from typing import Any, Final
 from zlib import crc32
@@ -15,19 +15,19 @@ from headgate.stores.holds import (
     CANCELLED,
     DENIED,
     EXPIRED,
+    MAX_OPEN_HOLDS,
     OPEN,
     SETTLED,
     HoldAnswer,
     HoldState,
     HoldTerms,
-    ListedHold,
     refuse_ended,
     refuse_more_holds,
     refuse_other_costs,
     refuse_other_limits,
 )
-from headgate.stores.redis.keys import Keys, LimitCodec, Moment, encode, hold_ending, open_ending, slots_ending
-from headgate.stores.redis.protocol import Request
+from headgate.stores.redis.keys import Keys, encode
+from headgate.stores.redis.protocol import Request, counted_names, field_of
 
 _STATES: Final[tuple[HoldState, ...]] = (DENIED, OPEN, SETTLED, CANCELLED, EXPIRED)
 
@@ -39,15 +39,30 @@ _ENDED: Final = 4
 _TOO_MANY: Final = 5
 _AS_NOW: Final = 6
 _OTHER_LIMITS: Final = 8
+_FORCED: Final = 9
 # 7 (held before, or extended) passes like _HELD, and needs no name here.
+
+_GRANTED: Final = 1  # flags of a new hold
+_FORCE: Final = 2
 
 
 class HoldRequest(Request[HoldAnswer]):
     """A verb on a hold."""
 
     def __init__(
-        self, keys: Keys, verb: bytes, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int], *rest: float
+        self,
+        keys: Keys,
+        verb: bytes,
+        asks: Sequence[Ask],
+        low: int,
+        hold_id: str,
+        costs: Sequence[int],
+        rest: tuple[float, float, float, float, float],
+        terms: HoldTerms | None = None,
     ) -> None:
+        """`rest` are the numbers that the verb adds; `terms` are those of a new hold."""
+        plan = keys.plan(asks)
+        self._plan: Final = plan
         self._verb: Final = verb
         self._rest: Final = rest
         self._keys: Final = keys
@@ -55,32 +70,60 @@ class HoldRequest(Request[HoldAnswer]):
         self._low: Final = low
         self._hold_id: Final = hold_id
         self._costs: Final = costs
-        self._pieces: Final = pieces_of(asks)
-        self._codecs: Final[list[tuple[int, LimitCodec]]] = []
+        self._terms: Final = terms
         self._held = False
-        first, names, spec, periods = asks[0], list[bytes](), b"", b""
-        moment: Moment | None = None
-        for place, ask in enumerate(asks):
-            root = keys.root(ask.key)
-            spec += b"a"
-            for piece in ask.limit.pieces:
-                codec = keys.codec(ask.name, piece)
-                self._codecs.append((place, codec))
-                names.extend([root + ending for ending in codec.endings])
-                spec += codec.spec
-                if codec.calendar:
-                    moment = moment or keys.moment()
-                    periods += codec.periods(moment)
-        self._ahead: Final = 0 if moment is None else moment.ahead
-        root = keys.root(first.key)
-        names.append(root + (slots_ending if first.limit.counts_slots else open_ending)(first.name))
-        names.append(root + hold_ending(first.name, hold_id))
-        self.counted: Final = names[:-2]
-        """The keys of counts alone."""
-        numbers = pack(f"<{5 + len(costs)}d", *rest, *costs)
-        limits = crc32(b"\n".join([ending for _, codec in self._codecs for ending in codec.endings]))
-        epoch = pack("<2d", secrets.randbits(52) + 1, limits)
-        super().__init__(keys.spec(verb, spec), names, numbers[:40] + epoch + numbers[40:] + periods + encode(hold_id))
+        self._shape: tuple[bytes, bytes] | None = None  # that this request stores
+        names: list[bytes] = []
+        last = -1
+        start = b""
+        checksum = plan.checksum
+        periods = b""
+        fields = b""
+        for i in range(len(plan.codecs)):
+            codec = plan.codecs[i]
+            if plan.places[i] != last:
+                last = plan.places[i]
+                ask = asks[last]
+                start = keys.start(ask)
+                if codec.metered:
+                    start = keys.root(ask.root or ask.key)
+                    fields += field_of(ask.key)
+            names.extend([start + ending for ending in codec.endings])
+        if asks[-1].root:
+            checksum = crc32(b"\n".join(names) + fields)
+        ahead: i64 = 0
+        if plan.dated:
+            moment = keys.moment()
+            ahead = moment.ahead
+            periods = b"".join([codec.periods(moment) for codec in plan.dated])
+        self._ahead: Final = ahead
+        root = keys.root(asks[0].key)
+        self.counted: Final = list(names)
+        """The keys of counts alone. Those of meters have their fields behind them, so that each is there once."""
+        if plan.metered:
+            self.counted.clear()
+            self.counted.extend(counted_names(plan.codecs, names, [asks[place].key for place in plan.places]))
+        own_id = encode(hold_id)
+        names.append(root + plan.index)
+        names.append(root + plan.hold + own_id)
+        numbers = plan.head.pack(*rest, getrandbits(52) + 1, checksum, *costs)
+        texts = pack("<H", len(own_id)) + own_id
+        if terms is not None:
+            texts += self._texts(root, terms)
+        super().__init__(plan.spec(verb), names, numbers + periods + fields + texts)
+
+    def _texts(self, root: bytes, terms: HoldTerms) -> bytes:
+        """What only a new hold has: how many may be open, its note and its shape."""
+        note, digest, shape = encode(terms.note), b"", b""
+        if terms.shape:
+            digest = self._keys.shapes.digest(terms.shape)
+            if not self._keys.shapes.is_stored(root, digest):
+                shape = encode(terms.shape)
+                self._shape = (root, digest)
+        most = min(terms.most, MAX_OPEN_HOLDS)
+        return b"".join(
+            [pack("<dH", most, len(note)), note, pack("<B", len(digest)), digest, pack("<I", len(shape)), shape]
+        )
 
     def read(self, row: list[int], at: i64, now: i64) -> i64:
         status = row[at]
@@ -89,7 +132,8 @@ class HoldRequest(Request[HoldAnswer]):
             if status == _UNKNOWN:
                 raise UnknownHold(self._asks[0].key, self._hold_id)
             if status == _TOO_MANY:
-                refuse_more_holds(self._asks[0].key)
+                most = MAX_OPEN_HOLDS if self._terms is None else min(self._terms.most, MAX_OPEN_HOLDS)
+                refuse_more_holds(self._asks[0].key, most)
             if status == _OTHER_LIMITS:
                 refuse_other_limits(self._asks, self._hold_id)
             state, left, count = _STATES[row[at]], row[at + 1], row[at + 2]
@@ -102,26 +146,47 @@ class HoldRequest(Request[HoldAnswer]):
         except HoldError as error:
             self.answer = error
             return at
-        self._held = status == _HELD
-        decision, at = self._decide(row, at, now, status, costs)
-        self.answer = HoldAnswer(decision, state, costs, left)
+        self._held = status == _HELD or (status == _FORCED and self._verb == b"h")
+        if self._held and self._shape is not None:
+            self._keys.shapes.note_stored(*self._shape)
+        before = costs
+        if status == _FORCED and self._verb == b"x":
+            before = tuple(row[at : at + count])
+            at += count
+        parts, at = self._decide(row, at, now, status, before)
+        decision = parts[0]
+        if len(parts) > 1:
+            decision = place_in(binding_of(parts), self._asks, pieces_of(self._asks))
+        self.answer = HoldAnswer(decision, state, costs, left, tuple(parts))
         return at
 
-    def _decide(self, row: list[int], at: i64, now: i64, status: int, costs: Sequence[int]) -> tuple[Decision, i64]:
-        decisions = []
-        for place, codec in self._codecs:
-            cost, passed = 1, status not in (_DENIED, _AS_NOW)
-            if status == _DENIED:
-                cost = self._costs[place]
+    def _decide(
+        self, row: list[int], at: i64, now: i64, status: int, costs: Sequence[int]
+    ) -> tuple[list[Decision], i64]:
+        """The decision on each piece, and the position after them."""
+        plan, denied, low = self._plan, status in (_DENIED, _FORCED), self._low
+        passed = not denied and status != _AS_NOW
+        decisions: list[Decision] = []
+        for i in range(len(plan.codecs)):
+            codec = plan.codecs[i]
+            cost: i64 = 1
+            passes = passed
+            if denied:
+                asked: i64 = self._costs[plan.places[i]]
                 if self._verb == b"x":  # it has its slot
-                    cost, passed = max(cost - costs[place], 0), codec.limit.counts_slots
-            decision, at = codec.decide(row, at, now, cost, self._low, passed, self._ahead)
+                    before: i64 = costs[plan.places[i]]
+                    cost = max(asked - before, 0)
+                    passes = codec.limit.counts_slots
+                else:
+                    cost = max(asked, 1)
+            decision, at = codec.decide(row, at, now, cost, low, passes, self._ahead)
             decisions.append(decision)
-        bound = decisions[0] if len(decisions) == 1 else binding_of(decisions)
-        return place_in(bound, self._asks, self._pieces), at
+        return decisions, at
 
     def again(self) -> "HoldRequest":
-        return HoldRequest(self._keys, self._verb, self._asks, self._low, self._hold_id, self._costs, *self._rest)
+        return HoldRequest(
+            self._keys, self._verb, self._asks, self._low, self._hold_id, self._costs, self._rest, self._terms
+        )
 
     def refunds(self) -> list[Request[Any]]:
         """A cancel, of what was held just now."""
@@ -131,7 +196,9 @@ class HoldRequest(Request[HoldAnswer]):
 def hold_request(keys: Keys, asks: Sequence[Ask], low: int, terms: HoldTerms, *, granted: bool = False) -> HoldRequest:
     """`HoldStore.hold`. One that is granted already passes whatever is left."""
     costs = [ask.cost for ask in asks]
-    return HoldRequest(keys, b"h", asks, low, terms.hold_id, costs, 1, granted, terms.lease, terms.keep, terms.release)
+    flag = _GRANTED if granted else _FORCE if terms.forced else 0
+    rest = (1, flag, terms.lease, terms.keep, terms.release)
+    return HoldRequest(keys, b"h", asks, low, terms.hold_id, costs, rest, terms)
 
 
 def settle_request(
@@ -140,8 +207,8 @@ def settle_request(
     """`HoldStore.settle`."""
     none = [0] * len(asks)
     if cancel:
-        return HoldRequest(keys, b"t", asks, low, hold_id, none, 1, 1, 0, 0, 0)
-    return HoldRequest(keys, b"t", asks, low, hold_id, costs or none, costs is not None, 0, 0, 0, 0)
+        return HoldRequest(keys, b"t", asks, low, hold_id, none, (1, 1, 0, 0, 0))
+    return HoldRequest(keys, b"t", asks, low, hold_id, costs or none, (costs is not None, 0, 0, 0, 0))
 
 
 def extend_request(
@@ -157,36 +224,9 @@ def extend_request(
     """`HoldStore.extend`. One that is granted already passes whatever is left."""
     none = [0] * len(asks)
     end = -1 if lease is None else lease
-    return HoldRequest(keys, b"x", asks, low, hold_id, costs or none, costs is not None, granted, end, 0, 0)
+    return HoldRequest(keys, b"x", asks, low, hold_id, costs or none, (costs is not None, granted, end, 0, 0))
 
 
 def find_request(keys: Keys, asks: Sequence[Ask], low: int, hold_id: str) -> HoldRequest:
     """`HoldStore.find_hold`."""
-    return HoldRequest(keys, b"q", asks, low, hold_id, [0] * len(asks), 0, 0, 0, 0, 0)
-
-
-class ListRequest(Request[list[tuple[int, ListedHold]]]):
-    """Some holds of a key, each after the end of its lease: those that are open or have expired."""
-
-    def __init__(self, keys: Keys, name: str, key: str, ids: Sequence[str]) -> None:
-        root = keys.root(key)
-        self._ids: Final = ids
-        super().__init__(b"y" + b"n" * len(ids), [root + hold_ending(name, one) for one in ids], b"")
-
-    def read(self, row: list[int], at: i64, now: i64) -> i64:
-        found: list[tuple[int, ListedHold]] = []
-        at += 1
-        for hold_id in self._ids:
-            state = _STATES[row[at]]
-            at += 1
-            if state == DENIED:  # there is none
-                continue
-            end, count = row[at], row[at + 1]
-            at += 2 + count
-            if state == OPEN:
-                listed = ListedHold(
-                    hold_id, OPEN if end > now else EXPIRED, tuple(row[at - count : at]), max(end - now, 0)
-                )
-                found.append((end, listed))
-        self.answer = found
-        return at
+    return HoldRequest(keys, b"q", asks, low, hold_id, [0] * len(asks), (0, 0, 0, 0, 0))

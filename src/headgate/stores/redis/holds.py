@@ -1,30 +1,47 @@
 """Holds in Redis or Valkey: the verbs of `HoldStore`."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 from redis.client import NEVER_DECODE
 
 from headgate.errors import StoreAway
 from headgate.flow import Flow, adrive, drive
+from headgate.limits.decision import Decision
+from headgate.limits.meter import Meter
+from headgate.limits.numbers import LARGEST
 from headgate.stores.base import Ask
-from headgate.stores.holds import HoldAnswer, HoldTerms, ListedHold
-from headgate.stores.redis.clients import Clients, server_errors
+from headgate.stores.holds import OPEN, HoldAnswer, HoldTerms, ListedHold, UsageRow
+from headgate.stores.redis.clients import AsyncClient, Client, Clients, server_errors
 from headgate.stores.redis.executor import RequestExecutor
+from headgate.stores.redis.hold_records import HoldRecord, read_record
 from headgate.stores.redis.hold_requests import (
     HoldRequest,
-    ListRequest,
     extend_request,
     find_request,
     hold_request,
     settle_request,
 )
-from headgate.stores.redis.keys import Keys, open_ending, slots_ending
+from headgate.stores.redis.keys import (
+    Keys,
+    days_ending,
+    encode,
+    hold_ending,
+    meter_ending,
+    open_ending,
+    released_ending,
+    shape_ending,
+    slots_ending,
+)
 from headgate.stores.redis.local_cache import LocalCaches
 from headgate.stores.redis.outage import HoldOutage
-from headgate.stores.redis.protocol import ForeignData, Request
+from headgate.stores.redis.protocol import ForeignData, PeekEachRequest, Request, TimeRequest
 
 _PAGE: Final = 100  # holds that one call reads
+_SCAN_COUNT: Final = 1000  # keys that one SCAN looks at
+
+Step: TypeAlias = Request[Any] | tuple[object, ...]
 
 
 class RedisHolds:
@@ -119,7 +136,7 @@ class RedisHolds:
             raise StoreAway(f"hold {hold_id!r} is still to be booked: the store was away")
         try:
             if self._caches is not None:
-                for ask in asks:
+                for ask in [ask for ask in asks if not ask.root]:  # nothing is drawn ahead of those
                     for piece in ask.limit.pieces:
                         for unused in self._caches.of(ask.name, piece).forget(ask.key, self.keys):  # noqa: UP028
                             yield unused
@@ -140,36 +157,149 @@ class RedisHolds:
         with server_errors():
             return await adrive(self._list(name, key, count), self._aperform)
 
-    def _perform(self, step: Request[Any] | tuple[object, ...]) -> Any:
+    def _perform(self, step: Step) -> Any:
         return self._executor.execute(step) if isinstance(step, Request) else self._clients.call(_command(step))
 
-    def _aperform(self, step: Request[Any] | tuple[object, ...]) -> Any:
+    def _aperform(self, step: Step) -> Any:
         return self._executor.aexecute(step) if isinstance(step, Request) else self._clients.acall(_command(step))
 
-    def _list(self, name: str, key: str, count: int) -> Flow[Request[Any] | tuple[object, ...], list[ListedHold]]:
-        """Yields commands and requests to send."""
+    def _list(self, name: str, key: str, count: int) -> Flow[Step, list[ListedHold]]:
+        """Yields commands to send."""
         root = self.keys.root(key)
-        found: list[tuple[int, ListedHold]] = []
+        now = yield TimeRequest(root + open_ending(name))
+        found: list[tuple[str, HoldRecord]] = []
         for ending in (slots_ending(name), open_ending(name)):
-            listed: list[tuple[int, ListedHold]] = []
+            listed: list[tuple[str, HoldRecord]] = []
             start, page = 0, [b""]
             while page and len(listed) < count:
                 page = yield ("ZRANGE", root + ending, start, start + _PAGE - 1)
                 ids = [hold_id for one in page if (hold_id := _decoded(one)) is not None]
                 if ids:
-                    listed += yield ListRequest(self.keys, name, key, ids)
+                    records = yield ("MGET", *[root + hold_ending(name, one) for one in ids])
+                    known = [(one, read_record(stored, now)) for one, stored in zip(ids, records, strict=True)]
+                    listed += [(one, record) for one, record in known if record is not None and record.state == OPEN]
                 start += _PAGE
             found += listed[:count]
-        found.sort(key=lambda one: one[0])
-        return [one for _, one in found[:count]]
+        found.sort(key=lambda one: one[1].finish)
+        return (yield from self._with_shapes(root, found[:count], now))
+
+    def _with_shapes(self, root: bytes, found: list[tuple[str, HoldRecord]], now: int) -> Flow[Step, list[ListedHold]]:
+        digests = sorted({record.digest for _, record in found if record.digest})
+        shapes: dict[bytes, str] = {}
+        if digests:
+            stored = yield ("MGET", *[root + shape_ending(digest) for digest in digests])
+            shapes = {digest: text for digest, one in zip(digests, stored, strict=True) if (text := _decoded(one))}
+        return [record.listed(hold_id, now, shapes.get(record.digest, "")) for hold_id, record in found]
+
+    # Accounts --------------------------------------------------------------------------------------------------------
+
+    def read_hold(self, name: str, key: str, hold_id: str) -> ListedHold | None:
+        """See `AccountStore.read_hold`. Raises `StoreAway` while the server is away."""
+        with server_errors():
+            return drive(self._read(name, key, hold_id), self._perform)
+
+    async def aread_hold(self, name: str, key: str, hold_id: str) -> ListedHold | None:
+        with server_errors():
+            return await adrive(self._read(name, key, hold_id), self._aperform)
+
+    def _read(self, name: str, key: str, hold_id: str) -> Flow[Step, ListedHold | None]:
+        root = self.keys.root(key)
+        now = yield TimeRequest(root + open_ending(name))
+        (stored,) = yield ("MGET", root + hold_ending(name, hold_id))
+        record = read_record(stored, now)
+        if record is None or (record.state == OPEN and not (yield from self._is_listed(name, root, hold_id))):
+            return None
+        return (yield from self._with_shapes(root, [(hold_id, record)], now))[0]
+
+    def _is_listed(self, name: str, root: bytes, hold_id: str) -> Flow[Step, bool]:
+        """Whether an open hold has not been forgotten together with its key."""
+        for ending in (open_ending(name), slots_ending(name)):
+            if (yield ("ZSCORE", root + ending, encode(hold_id))) is not None:
+                return True
+        return False
+
+    def peek_each(self, asks: Sequence[Ask], low: int) -> tuple[Decision, ...]:
+        """See `AccountStore.peek_each`. Raises `StoreAway` while the server is away."""
+        return drive(self._peek_each(asks, low), self._executor.execute)
+
+    async def apeek_each(self, asks: Sequence[Ask], low: int) -> tuple[Decision, ...]:
+        return await adrive(self._peek_each(asks, low), self._executor.aexecute)
+
+    def _peek_each(self, asks: Sequence[Ask], low: int) -> Flow[Request[Any], tuple[Decision, ...]]:
+        request = PeekEachRequest(self.keys, asks, low)
+        if not request.keys:  # there is nothing to count
+            return tuple([ask.limit.decide(None, 0, 1, ask.limit.wait(None, 0, 1), low) for ask in asks])
+        self._executor.check_several(asks, request.counted)
+        try:
+            decisions: tuple[Decision, ...] = yield request
+        except ForeignData as error:
+            self._log_foreign(error)
+            raise StoreAway(str(error)) from error
+        return decisions
+
+    def read_usage(self, name: str, first: int, last: int, root: str | None = None) -> list[UsageRow]:
+        """See `AccountStore.read_usage`. Of all roots, it looks at every key in the server. Raises `StoreAway`."""
+        with server_errors():
+            names = [self.keys.root(root) + days_ending(name)] if root is not None else None
+            if names is None:
+                names = self._clients.call(partial(_scan, pattern=self.keys.days_pattern(name)), timeouts=None)
+            return drive(self._usage(name, first, last, names), self._perform)
+
+    async def aread_usage(self, name: str, first: int, last: int, root: str | None = None) -> list[UsageRow]:
+        with server_errors():
+            names = [self.keys.root(root) + days_ending(name)] if root is not None else None
+            if names is None:
+                names = await self._clients.acall(partial(_ascan, pattern=self.keys.days_pattern(name)), timeouts=None)
+            return await adrive(self._usage(name, first, last, names), self._aperform)
+
+    def _give_back_due(self, name: str, root: str, zone: str) -> Flow[Step, None]:
+        """Have expired holds give back what they have used, if their terms say so: a look at the meter does that."""
+        stored = self.keys.root(root) + released_ending(meter_ending(name, zone))
+        if (yield ("EXISTS", stored)):
+            yield PeekEachRequest(self.keys, [Ask(name, "", Meter(zone), 1, root)], 0)
+
+    def _usage(self, name: str, first: int, last: int, names: list[bytes]) -> Flow[Step, list[UsageRow]]:
+        rows: list[UsageRow] = []
+        for stored in names:
+            root = self.keys.root_of(stored)
+            days = yield ("ZRANGEBYSCORE", stored, first, f"({last}")
+            for zone in sorted({day.decode().rpartition(":")[0] for day in days}):
+                yield from self._give_back_due(name, root, zone)
+            for day in days:
+                zone, _, start = day.decode().rpartition(":")
+                counted = yield ("HGETALL", self.keys.root(root) + meter_ending(name, zone) + encode(start))
+                pairs = list(counted.items()) if isinstance(counted, dict) else _pairs(counted)
+                for key, used in pairs:
+                    amount = min(int(used), LARGEST)
+                    if amount > 0:
+                        rows.append(UsageRow(root, key.decode("utf-8", "surrogatepass"), int(start), amount))
+        return rows
 
 
-def _decoded(stored: bytes) -> str | None:
-    """An id; None if it isn't ours."""
+def _decoded(stored: bytes | None) -> str | None:
+    """An id, or a shape; None if it isn't ours."""
+    if stored is None:
+        return None
     try:
         return stored.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
         return None
+
+
+def _pairs(flat: list[bytes]) -> list[tuple[bytes, bytes]]:
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _scan(client: Client, pattern: bytes) -> list[bytes]:
+    return sorted({_raw(key) for key in client.scan_iter(match=pattern, count=_SCAN_COUNT)})
+
+
+async def _ascan(client: AsyncClient, pattern: bytes) -> list[bytes]:
+    return sorted({_raw(key) async for key in client.scan_iter(match=pattern, count=_SCAN_COUNT)})
+
+
+def _raw(key: bytes | str) -> bytes:
+    return encode(key) if isinstance(key, str) else key
 
 
 def _command(words: tuple[object, ...]) -> Any:

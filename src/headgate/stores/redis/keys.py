@@ -5,19 +5,23 @@ The parts of a limit that share their counts with others (budgets, slots) are co
 
 import hashlib
 import re
-from struct import pack
+from collections.abc import Sequence
+from struct import Struct, pack
 from time import time_ns
 from typing import Final
+from zlib import crc32
 
 from headgate._native import i64
 from headgate.limits.budget import Budget, BudgetState
 from headgate.limits.clock import ManualClock
 from headgate.limits.decision import Decision, Limit, Rule, binding_of
+from headgate.limits.meter import Meter
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.slots import Slots
 from headgate.limits.token_bucket import BucketState, TokenBucket
 from headgate.limits.violations import Backoff
-from headgate.stores.base import REMEMBERED, Offence
+from headgate.stores.base import REMEMBERED, Ask, Offence
+from headgate.stores.redis.shapes import Shapes
 
 FORMAT: Final = "1"
 """The version of the stored format. It is part of every key."""
@@ -31,6 +35,7 @@ _BUCKET: Final[i64] = 1
 _WINDOW: Final[i64] = 2
 _BUDGET: Final[i64] = 3
 _SLOTS: Final[i64] = 4
+_METER: Final[i64] = 5
 
 
 class LimitCodec:
@@ -41,7 +46,10 @@ class LimitCodec:
         self.parts: Final = limit.parts
         self._kinds: Final[list[i64]] = []
         self.endings: Final[list[bytes]] = []
-        self._budget: Budget | None = None  # by the calendar; there is at most one, since pieces are counted one by one
+        # By the calendar; there is at most one, since pieces are counted one by one.
+        self._dated: Budget | Meter | None = None
+        self.metered: Final = isinstance(limit, Meter)
+        """Whether it is stored with others of its root, as a field that is the key."""
         self._periods: tuple[int, int, bytes] = (0, 0, b"")
         self.spec: Final = b"".join([self._add(name, part) for part in self.parts])
 
@@ -57,8 +65,13 @@ class LimitCodec:
             self._kinds.append(_BUDGET)
             self.endings.append(encode(f"}}c{FORMAT}:{part.unit} {part.period or 'all'} {part.zone}:{name}"))
             if part.calendar:
-                self._budget = part
+                self._dated = part
             return b"c" + pack("<2d", *part.integers(), part.calendar)
+        elif isinstance(part, Meter):
+            self._kinds.append(_METER)
+            self.endings.append(meter_ending(name, part.zone))
+            self._dated = part
+            return b"m"
         elif isinstance(part, Slots):
             self._kinds.append(_SLOTS)
             self.endings.append(slots_ending(name))
@@ -73,15 +86,15 @@ class LimitCodec:
     @property
     def calendar(self) -> bool:
         """Whether it needs `periods`."""
-        return self._budget is not None
+        return self._dated is not None
 
     def periods(self, now: "Moment") -> bytes:
-        """The periods of a budget for the script: what to add to its time, and when those around a moment start."""
-        if self._budget is None:
+        """Its periods for the script: what to add to its time, and when those around a moment start."""
+        if self._dated is None:
             return b""
         first, last, found = self._periods
         if not first <= now.wall < last:
-            starts = self._budget.nearby(now.wall)
+            starts = self._dated.nearby(now.wall)
             found = pack("<5d", now.ahead, *starts)
             self._periods = (starts[1], starts[2], found)
         return found
@@ -116,10 +129,48 @@ class LimitCodec:
                 decisions.append(part.decide_counts(row[at], row[at + 2], wait, now, low))
                 at += 3
                 continue
+            elif kind == _METER:
+                decisions.append(part.decide(None, now, 0, 0, low))
+                continue
             if not passed:
                 wait = part.wait(state, now, cost)
             decisions.append(part.decide(state, now, cost, wait, low))
         return decisions[0] if len(decisions) == 1 else binding_of(decisions), at
+
+
+class HoldPlan:
+    """What requests about holds have in common that depends on the names and the limits of their asks alone."""
+
+    def __init__(self, keys: "Keys", asks: Sequence[Ask]) -> None:
+        self.codecs: Final[list[LimitCodec]] = []
+        self.places: Final[list[int]] = []
+        """Of each codec: which ask it belongs to."""
+        self.dated: Final[list[LimitCodec]] = []
+        self.metered = False
+        spec = b""
+        for place, ask in enumerate(asks):
+            spec += b"a"
+            for piece in ask.limit.pieces:
+                codec = keys.codec(ask.name, piece)
+                self.codecs.append(codec)
+                self.places.append(place)
+                spec += codec.spec
+                self.metered = self.metered or codec.metered
+                if codec.calendar:
+                    self.dated.append(codec)
+        self._spec: Final = spec
+        self._specs: Final[dict[bytes, bytes]] = {}
+        self.head: Final = Struct(f"<{7 + len(asks)}d")
+        self.checksum: Final = crc32(b"\n".join([ending for codec in self.codecs for ending in codec.endings]))
+        first = asks[0]
+        self.index: Final = (slots_ending if first.limit.counts_slots else open_ending)(first.name)
+        self.hold: Final = hold_ending(first.name, "")
+
+    def spec(self, verb: bytes) -> bytes:
+        found = self._specs.get(verb)
+        if found is None:
+            found = self._specs[verb] = verb + self._spec
+        return found
 
 
 class Moment:
@@ -143,6 +194,8 @@ class Keys:
         """By how much the server's clock is ahead of this machine's, once they were seen to differ by a period."""
         self._codecs: Final[dict[tuple[str, Limit], LimitCodec]] = {}
         self._specs: Final[dict[tuple[bytes, bytes, Backoff | None, bool], bytes]] = {}
+        self._plans: Final[dict[tuple[object, ...], HoldPlan]] = {}
+        self.shapes: Final = Shapes()
 
     def codec(self, name: str, limit: Limit) -> LimitCodec:
         found = self._codecs.get((name, limit))
@@ -150,6 +203,15 @@ class Keys:
             if len(self._codecs) >= _MAX_CODECS:
                 self._codecs.clear()
             found = self._codecs[name, limit] = LimitCodec(name, limit)
+        return found
+
+    def plan(self, asks: Sequence[Ask]) -> HoldPlan:
+        key: tuple[object, ...] = tuple([(ask.name, ask.limit) for ask in asks])
+        found = self._plans.get(key)
+        if found is None:
+            if len(self._plans) >= _MAX_CODECS:
+                self._plans.clear()
+            found = self._plans[key] = HoldPlan(self, asks)
         return found
 
     def moment(self) -> Moment:
@@ -181,14 +243,16 @@ class Keys:
 
     def root(self, key: str) -> bytes:
         """The beginning of a key's stored keys. It chooses the slot of a cluster."""
-        root = encode(key)
-        if len(root) > _LONGEST_KEY:
-            root = b"%" + hashlib.sha256(root).hexdigest().encode()
-        elif b"%" in root or b"}" in root:
-            root = root.replace(b"%", b"%25").replace(b"}", b"%7D")
-        elif not root:
-            root = b"%"
-        return self._start + root
+        return self._start + _escaped_key(key)
+
+    def start(self, ask: Ask) -> bytes:
+        """The beginning of the stored keys of what an ask counts: those with a root are beside it."""
+        return self.root(ask.key) if not ask.root else self.root(ask.root) + b"}/" + _escaped_key(ask.key)
+
+    def root_of(self, stored: bytes) -> str:
+        """The root, or the plain key, of a stored key."""
+        text = stored[len(self._start) :].partition(b"}")[0].decode("utf-8", "surrogatepass")
+        return "" if text == "%" else text.replace("%7D", "}").replace("%25", "%")
 
     def violations(self, offence: Offence) -> bytes:
         """The stored key of an agent's violations."""
@@ -202,7 +266,13 @@ class Keys:
         endings = [ending for piece in rule.pieces for ending in self.codec(name, piece).endings]
         endings += [released_ending(ending) for ending in endings]
         endings.append(open_ending(name))
+        if isinstance(rule, Meter):
+            return [start + _escape(meter_ending(name, rule.zone)) + b"*", start + _escape(days_ending(name))]
         return [*[start + _escape(ending) for ending in endings], start + _escape(hold_ending(name, "")) + b"*"]
+
+    def days_pattern(self, name: str) -> bytes:
+        """A pattern that matches the days of meters under a name, of every root."""
+        return _escape(self._start) + b"*" + _escape(days_ending(name))
 
     def every(self) -> bytes:
         """A pattern that matches every key that is stored."""
@@ -211,7 +281,10 @@ class Keys:
     def limiter_of(self, key: bytes | str) -> list[str]:
         """The name of the limiter that a stored key belongs to; none if it counts something else than a limit."""
         stored = key if isinstance(key, bytes) else encode(key)
-        kind, _, text = stored[len(self._start) :].partition(b"}")[2].decode("utf-8", "surrogatepass").partition(":")
+        ending = stored[len(self._start) :].partition(b"}")[2]
+        if ending.startswith(b"/"):  # the key, after its root
+            ending = ending.partition(b"}")[2]
+        kind, _, text = ending.decode("utf-8", "surrogatepass").partition(":")
         if len(kind) != _MARK_LENGTH or kind[0] not in "bwcs" or kind[1:] != FORMAT:
             return []
         if kind[0] == "c":  # the unit may have a colon in it
@@ -239,9 +312,34 @@ def hold_ending(name: str, hold_id: str) -> bytes:
     return encode(f"}}h{FORMAT}:{len(name)}:{name}:{hold_id}")
 
 
+def meter_ending(name: str, zone: str) -> bytes:
+    """The ending of the key of what was metered on a day, whose start follows."""
+    return encode(f"}}m{FORMAT}:{zone}:{name}:")
+
+
+def days_ending(name: str) -> bytes:
+    """The ending of the key of the days on which something was metered."""
+    return encode(f"}}u{FORMAT}:{name}")
+
+
+def shape_ending(digest: bytes) -> bytes:
+    """The ending of the key of a shape that holds have."""
+    return encode(f"}}p{FORMAT}:") + digest
+
+
 def released_ending(ending: bytes) -> bytes:
     """The ending of the key of what comes back to a count with this one."""
     return encode(f"}}r{FORMAT}:") + ending[1:]
+
+
+def _escaped_key(key: str) -> bytes:
+    """A key without the brace that ends it."""
+    found = encode(key)
+    if len(found) > _LONGEST_KEY:
+        return b"%" + hashlib.sha256(found).hexdigest().encode()
+    if b"%" in found or b"}" in found:
+        return found.replace(b"%", b"%25").replace(b"}", b"%7D")
+    return found or b"%"
 
 
 def encode(text: str) -> bytes:

@@ -72,6 +72,8 @@ class HoldOutage:
         if known is not None:
             return self._held_before(asks, terms, known)
         answer = self._fallback.hold(asks, low, terms)
+        if answer.state == DENIED and terms.forced:
+            answer = answer._replace(state=OPEN, left=terms.lease)
         if answer.state == DENIED:
             return answer
         end = self._clock.now() + terms.lease

@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 from headgate._native import i64, mypyc_attr
 from headgate.errors import HeadgateError
 from headgate.limits.decision import Decision, Limit, Rule, Violation, binding_of
+from headgate.limits.meter import Meter
 from headgate.limits.token_bucket import BucketState, TokenBucket
 from headgate.limits.violations import Backoff, Standing, ViolationRecord
 from headgate.stores.asks import pieces_of, place_in
@@ -74,34 +75,39 @@ class ApplyRequest(Request[Decision]):
         costs: list[int] = []
         limits = b""
         periods = b""
+        fields = b""
         moment: Moment | None = None
         self._pieces: Final = pieces_of(asks)
         for ask in self._pieces:
-            codec, root = keys.codec(ask.name, ask.limit), keys.root(ask.key)
+            codec, start = keys.codec(ask.name, ask.limit), keys.start(ask)
             self._codecs.append(codec)
             self._costs.append(ask.cost)
-            names.extend([root + ending for ending in codec.endings])
+            if codec.metered:
+                start = keys.root(ask.root or ask.key)
+                fields += field_of(ask.key)
+            names.extend([start + ending for ending in codec.endings])
             costs.extend([ask.cost] * len(codec.parts))
             limits = limits + codec.spec if limits else codec.spec
             if codec.calendar:
                 moment = moment or keys.moment()
                 periods += codec.periods(moment)
         self._ahead: Final[i64] = 0 if moment is None else moment.ahead
+        self.counted: Final = (
+            names if not fields else counted_names(self._codecs, names, [ask.key for ask in self._pieces])
+        )
+        """The keys of counts: see `HoldRequest`."""
         if offence is not None:
             names.append(keys.violations(offence))
         if request_id:
-            names.append(keys.root(asks[0].key) + _identity(verb, asks, request_id))
-        numbers = b"%d" % costs[0] if len(costs) == 1 and not periods else pack(f"<{len(costs)}d", *costs) + periods
+            names.append(keys.start(asks[0]) + _identity(verb, asks, request_id))
+        numbers = b"%d" % costs[0]
+        if len(costs) > 1 or periods:
+            numbers = pack(f"<{len(costs)}d", *costs) + periods + fields
         super().__init__(keys.spec(_LETTERS[verb], limits, self._backoff, bool(request_id)), names, numbers)
 
     def read(self, row: list[int], at: i64, now: i64) -> i64:
         verb, passed = self._verb, row[at] == 1
-        at += 1
-        decisions = []
-        for i in range(len(self._codecs)):
-            cost: i64 = self._costs[i] if verb is CHECK or verb is PEEK else 1
-            decision, at = self._codecs[i].decide(row, at, now, cost, self._low, passed and verb is CHECK, self._ahead)
-            decisions.append(decision)
+        decisions, at = self._decide(row, at + 1, now, passed)
         decision = place_in(decisions[0] if len(decisions) == 1 else binding_of(decisions), self._asks, self._pieces)
         if self._backoff is not None:
             if verb is CHECK and not passed:
@@ -109,6 +115,16 @@ class ApplyRequest(Request[Decision]):
             at += 3
         self.answer = decision
         return at
+
+    def _decide(self, row: list[int], at: i64, now: i64, passed: bool) -> tuple[list[Decision], i64]:
+        """The decision on each piece, and the position after them."""
+        verb = self._verb
+        decisions = []
+        for i in range(len(self._codecs)):
+            cost: i64 = self._costs[i] if verb is CHECK or verb is PEEK else 1
+            decision, at = self._codecs[i].decide(row, at, now, cost, self._low, passed and verb is CHECK, self._ahead)
+            decisions.append(decision)
+        return decisions, at
 
     def again(self) -> Request[Decision]:
         return ApplyRequest(self._keys, self._verb, self._asks, self._low, self._offence, self._request_id)
@@ -119,6 +135,40 @@ class ApplyRequest(Request[Decision]):
         if self._verb is not CHECK or self._request_id or not isinstance(answer, Decision) or not answer:
             return []
         return [ApplyRequest(self._keys, Verb.REFUND, self._asks, self._low, None, "")]
+
+
+class PeekEachRequest(Request[tuple[Decision, ...]]):
+    """A peek for cost 1 under each piece of some asks."""
+
+    def __init__(self, keys: Keys, asks: Sequence[Ask], low: i64) -> None:
+        self._arguments: Final = (keys, asks, low)
+        self._peek: Final = ApplyRequest(keys, PEEK, [ask._replace(cost=1) for ask in asks], low, None, "")
+        self.counted: Final = self._peek.counted
+        super().__init__(self._peek.spec, self._peek.keys, self._peek.numbers)
+
+    def read(self, row: list[int], at: i64, now: i64) -> i64:
+        decisions, at = self._peek._decide(row, at + 1, now, False)
+        self.answer = tuple(decisions)
+        return at
+
+    def again(self) -> Request[tuple[Decision, ...]]:
+        return PeekEachRequest(*self._arguments)
+
+
+def counted_names(codecs: list[LimitCodec], names: list[bytes], keys: list[str]) -> list[bytes]:
+    """The names of counts, each with its field if it has one."""
+    found: list[bytes] = []
+    for codec, key in zip(codecs, keys, strict=True):
+        for _ in codec.endings:
+            name = names[len(found)]
+            found.append(name + encode(key) if codec.metered else name)
+    return found
+
+
+def field_of(text: str) -> bytes:
+    """A text for the script, after its length."""
+    found = encode(text)
+    return pack("<H", len(found)) + found
 
 
 def _identity(verb: Verb, asks: Sequence[Ask], request_id: str) -> bytes:
@@ -223,6 +273,17 @@ class DrawRequest(Request[Decision]):
         return found
 
 
+class TimeRequest(Request[int]):
+    """The time of the server that has a key."""
+
+    def __init__(self, key: bytes) -> None:
+        super().__init__(b"yn", [key], b"")
+
+    def read(self, row: list[int], at: i64, now: i64) -> i64:
+        self.answer = now
+        return at + 1
+
+
 class ForgetRequest(Request[bool]):
     """Drop the count of one key."""
 
@@ -230,7 +291,7 @@ class ForgetRequest(Request[bool]):
         self._arguments: Final = (keys, name, key, rule)
         if isinstance(rule, Limit):
             root = keys.root(key)
-            codecs = [keys.codec(name, piece) for piece in rule.pieces]
+            codecs = [keys.codec(name, piece) for piece in rule.pieces if not isinstance(piece, Meter)]  # it has a root
             stored = [root + ending for codec in codecs for ending in codec.endings]
             periods = b""
             if any([codec.calendar for codec in codecs]):

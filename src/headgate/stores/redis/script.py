@@ -30,11 +30,13 @@ _MODULES: Final = (
     "window",
     "budget",
     "slots",
+    "meter",
     "violations",
     "holds",
 )  # each may use those before it
 _DECIDE: Final = "\n".join(
     [part("shared.lua"), *[_module(name, part(f"{name}.lua")) for name in _MODULES], part("decide.lua")]
 )
-SOURCE: Final = "\n".join([part("common.lua"), _function("decide", _DECIDE), part("plain.lua")]).encode()
+_LEAN: Final = _function("lean", part("lean.lua"))
+SOURCE: Final = "\n".join([part("common.lua"), _LEAN, _function("decide", _DECIDE), part("plain.lua")]).encode()
 DIGEST: Final = hashlib.sha1(SOURCE).hexdigest().encode()  # noqa: S324 - it is the name under which servers keep it

@@ -142,8 +142,8 @@ class RedisStore(RedisHolds, Closable):
             return self._fallback.memory.apply(verb, asks, low)
         try:
             if len(asks) > 1:
-                self._executor.check_several(asks, request.keys)
-            elif self._caches is not None:
+                self._executor.check_several(asks, request.counted)
+            elif self._caches is not None and not asks[0].root:
                 flow = self._decide_cached(request, verb, asks[0], low, offence, request_id)
                 return drive(flow, self._executor.execute)
             return self._executor.execute(request)
@@ -158,8 +158,8 @@ class RedisStore(RedisHolds, Closable):
             return self._fallback.memory.apply(verb, asks, low)
         try:
             if len(asks) > 1:
-                self._executor.check_several(asks, request.keys)
-            elif self._caches is not None:
+                self._executor.check_several(asks, request.counted)
+            elif self._caches is not None and not asks[0].root:
                 flow = self._decide_cached(request, verb, asks[0], low, offence, request_id)
                 return await adrive(flow, self._executor.aexecute)
             return await self._executor.aexecute(request)

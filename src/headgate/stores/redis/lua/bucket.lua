@@ -160,11 +160,11 @@ local function counts(bucket)
   return bucket.level < bucket.cap
 end
 
-local function correct(bucket, limit, held, actual, epoch, serial)
+local function correct(bucket, limit, held, actual, serial)
   if actual > held then
     spend(bucket, limit, actual - held)
   elseif actual < held then
-    headroom().give_back(bucket, limit, held - actual, epoch, serial)
+    headroom().give_back(bucket, limit, held - actual, serial)
   end
 end
 
@@ -181,5 +181,6 @@ return {
   end,
   load = load, passes = passes, spend = spend, refund = refund, save = save, report = report, counts = counts,
   forget = forget, correct = correct, counts_costs = true,
-  mark = function(bucket, epoch) return headroom().add(bucket, epoch) end,
+  mark = function(bucket, base) return headroom().add(bucket, base) end,
+  leave = function(bucket, serial) return headroom().leave(bucket, serial) end,
 }

@@ -63,13 +63,13 @@ local function count(budget, cost)
 end
 
 return {
-  numbers = '<dd', counts_costs = true,
+  numbers = '<dd', counts_costs = true, dated = true,
   read = function(amount, calendar) return { amount = amount, calendar = calendar == 1 } end,
   find = find, load = load, save = save,
   passes = function(budget, limit, cost) return cost <= limit.amount - budget.used end,
   spend = function(budget, _, cost) count(budget, cost) end,
   refund = function(budget, _, cost) count(budget, -cost) end,
-  mark = function(budget) return budget.start, 0 end,
+  mark = function(budget) return budget.start end,
   correct = function(budget, _, held, actual, mark)
     if budget.start == mark then
       count(budget, actual - held)

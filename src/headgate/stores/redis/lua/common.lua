@@ -1,6 +1,7 @@
--- Shared by the other parts. Together they are one script: this file first, plain.lua last, and decide.lua as a function
--- between them that is called when a request isn't plain; the others are functions in that. Every function and table that
--- the script makes costs time in every call, and nearly all calls are plain.
+-- Shared by the other parts. Together they are one script: this file first, plain.lua last, and between them lean.lua as a
+-- function that is called for holds, and decide.lua as one that is called when a request isn't plain, or a hold isn't
+-- simple; the others are functions in that. Every function and table that the script makes costs time in every call, and
+-- nearly all calls are plain.
 --
 -- KEYS: the keys of every request, in their order.
 -- ARGV: the time in microseconds, or "" for the server's; milliseconds that are added to every expiry; then for each

@@ -10,7 +10,7 @@ local function fixed()
   }
 end
 
--- A key by itself: the open holds of a key, which are forgotten with it, or a hold to be listed.
+-- A key by itself: the open holds of a key, which are forgotten with it; or one that says which server is asked.
 local function lone()
   return {
     numbers = '<', read = function() return {} end, load = function(_, key) return { key = key } end,
@@ -19,7 +19,7 @@ local function lone()
 end
 
 local kinds, known, offences = {}, {}, nil
-local modules = { b = bucket, w = window, f = fixed, c = budget, s = slots, n = lone }
+local modules = { b = bucket, w = window, f = fixed, c = budget, s = slots, m = meter, n = lone }
 
 local function read(text)
   local request, at = { text = text, verb = string.sub(text, 1, 1), limits = {}, width = 0, asks = 0 }, 2
@@ -99,11 +99,8 @@ local function perform(request, numbers, states, offender, next_key)
       limits[i].kind.forget(states[i], limits[i])
     end
     push(counted and 1 or 0)
-  elseif verb == 'y' then
+  elseif verb == 'y' then -- the time alone
     push(1)
-    for i = 1, #limits do
-      holds().list(states[i].key)
-    end
   elseif request.on_hold then
     holds().perform(request, numbers, states, next_key)
   elseif verb == 'l' then
@@ -146,7 +143,8 @@ local function remember(request, name, first)
   call('SET', name, stored, 'PX', milliseconds(request.remembered))
 end
 
--- Find the periods of budgets: their starts come after the costs. Return whether this moment is in none of those.
+-- Find the periods of budgets: their starts come after the costs; and then the fields of meters, where the verb has any.
+-- Return whether this moment is in none of the periods.
 local function outside(request, numbers)
   local limits, found = request.limits, false
   local at = request.verb == 'f' and 1 or 8 * (request.on_hold and holds().HEAD + request.asks or #limits) + 1
@@ -156,12 +154,18 @@ local function outside(request, numbers)
       at, found = at + 40, found or limits[i].outside
     end
   end
+  for i = 1, request.verb == 'f' and 0 or #limits do
+    if limits[i].kind.metered then
+      limits[i].field, at = unpacked('<I2c0', numbers, at)
+    end
+  end
+  request.texts_at = at
   return found
 end
 
 local function carry_out(request, numbers, next_key)
   local limits, states, offender, first, again = request.limits, {}, nil, length + 1, false
-  if request.periods and outside(request, numbers) then
+  if (request.periods or request.on_hold) and outside(request, numbers) then
     return push(-2)
   end
   for i = 1, #limits do

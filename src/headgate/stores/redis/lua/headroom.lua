@@ -1,9 +1,11 @@
 -- The least headroom of a bucket since each of its holds. headroom.py has the same, and says why.
 --
--- Stored with the bucket, each as three doubles: the negative number of holds so far, 0, and the epoch; then for each
--- entry its negative serial number, its headroom in units, and the epoch. Without any entry, nothing is stored.
+-- Stored with the bucket, each as three doubles: the negative serial number of its last hold, 0, and the number before
+-- that of its first, which is random: so that a bucket that was dropped and begun anew gives nothing back to the holds of
+-- the one before. Then for each entry its negative serial number, its headroom in units, and how many open holds belong
+-- to it. Without any entry, nothing is stored.
 
-local MOST = 16
+local MOST, GROWN = 16, 24 -- entries: beyond the latter, they are joined until there are no more than the former
 local CLOSE = 1 + 1e-14 -- quotients that differ by less may be rounded to the wrong order
 
 -- One that is too large to be exact counts as less.
@@ -24,12 +26,12 @@ end
 
 -- Read the rows that begin at an index, and return the one after them.
 local function read_rows(bucket, numbers, i)
-  local serials, rooms, count = {}, {}, 0
-  bucket.stack = { count = -numbers[i], epoch = numbers[i + 2], serials = serials, rooms = rooms }
+  local serials, rooms, holds, count = {}, {}, {}, 0
+  bucket.stack = { last = -numbers[i], base = numbers[i + 2], serials = serials, rooms = rooms, holds = holds }
   i = i + 3
   while i < #numbers and numbers[i] < 0 do
     count = count + 1
-    serials[count], rooms[count] = -numbers[i], numbers[i + 1]
+    serials[count], rooms[count], holds[count] = -numbers[i], numbers[i + 1], numbers[i + 2]
     i = i + 3
   end
   return i
@@ -40,26 +42,36 @@ local function rows(bucket)
   if #stack.rooms == 0 or bucket.level >= bucket.cap then
     return ''
   end
-  local epoch, serials, numbers = stack.epoch, stack.serials, { -stack.count, 0, stack.epoch }
+  local serials, holds, numbers = stack.serials, stack.holds, { -stack.last, 0, stack.base }
   for i, room in ipairs(stack.rooms) do
-    numbers[3 * i + 1], numbers[3 * i + 2], numbers[3 * i + 3] = -serials[i], room, epoch
+    numbers[3 * i + 1], numbers[3 * i + 2], numbers[3 * i + 3] = -serials[i], room, holds[i]
   end
   return packed('<' .. string.rep('d', #numbers), unpack(numbers))
 end
 
+-- Remove an entry: its holds belong to the one before it, if there is any.
 local function remove(stack, i)
+  local holds = table.remove(stack.holds, i)
+  if i > 1 then
+    stack.holds[i - 1] = stack.holds[i - 1] + holds
+  end
   table.remove(stack.rooms, i)
-  return table.remove(stack.serials, i)
+  return table.remove(stack.serials, i), holds
 end
 
 local function see(bucket, limit, moment)
-  local stack, room, serial = bucket.stack, room_at(bucket, limit, moment), nil
+  local stack, room = bucket.stack, room_at(bucket, limit, moment)
   local rooms = stack.rooms
-  while #rooms > 0 and rooms[#rooms] > room do
-    serial = remove(stack, #rooms)
+  if #rooms == 0 or rooms[#rooms] <= room then
+    return
   end
-  if serial and room > 0 and rooms[#rooms] ~= room then
-    stack.serials[#rooms + 1], rooms[#rooms + 1] = serial, room
+  while #rooms > 1 and rooms[#rooms - 1] > room do
+    remove(stack, #rooms)
+  end
+  if room == 0 or rooms[#rooms - 1] == room then
+    remove(stack, #rooms)
+  else
+    rooms[#rooms] = room
   end
 end
 
@@ -89,25 +101,33 @@ local function merge(stack)
   remove(stack, best)
 end
 
--- Add a hold, and return its epoch and serial number.
-local function add(bucket, epoch)
+-- Add a hold, and return its serial number.
+local function add(bucket, base)
   local stack, room = bucket.stack, room_of(bucket)
   if not stack or #stack.rooms == 0 then
-    stack = { count = 0, epoch = epoch, serials = {}, rooms = {} }
+    stack = { last = base, base = base, serials = {}, rooms = {}, holds = {} }
     bucket.stack = stack
   end
-  stack.count = stack.count + 1
+  stack.last = stack.last + 1
+  local count = #stack.rooms
   if room > 0 then
-    stack.serials[#stack.rooms + 1], stack.rooms[#stack.rooms + 1] = stack.count, room
-    if #stack.rooms > MOST then
-      merge(stack)
+    stack.serials[count + 1], stack.rooms[count + 1], stack.holds[count + 1] = stack.last, room, 1
+    if count + 1 > GROWN then
+      while #stack.rooms > MOST do
+        merge(stack)
+      end
     end
+  elseif count > 0 then
+    stack.holds[count] = stack.holds[count] + 1
   end
-  return stack.epoch, stack.count
+  return stack.last
 end
 
 -- The entry that a hold belongs to; 0 if it has none any more.
 local function place_of(stack, serial)
+  if serial <= stack.base or serial > stack.last then
+    return 0
+  end
   local place = #stack.serials
   while place > 0 and stack.serials[place] > serial do
     place = place - 1
@@ -116,9 +136,9 @@ local function place_of(stack, serial)
 end
 
 -- Give a cost back to a hold, or less.
-local function give_back(bucket, limit, cost, epoch, serial)
+local function give_back(bucket, limit, cost, serial)
   local stack = bucket.stack
-  if not stack or stack.epoch ~= epoch then
+  if not stack then
     return
   end
   see(bucket, limit, now)
@@ -140,4 +160,18 @@ local function give_back(bucket, limit, cost, epoch, serial)
   end
 end
 
-return { read_rows = read_rows, rows = rows, see = see, add = add, give_back = give_back }
+-- A hold has ended: an entry without any is dropped. Return whether anything has changed.
+local function leave(bucket, serial)
+  local stack = bucket.stack
+  local place = stack and place_of(stack, serial) or 0
+  if place == 0 then
+    return false
+  end
+  stack.holds[place] = stack.holds[place] - 1
+  if stack.holds[place] <= 0 then
+    remove(stack, place)
+  end
+  return true
+end
+
+return { read_rows = read_rows, rows = rows, see = see, add = add, give_back = give_back, leave = leave }

@@ -1,25 +1,31 @@
 -- Holds: costs and slots that are reserved, and settled with what they really cost. The rules are in stores/holds.py.
 --
--- Stored: a string for each hold: bytes for its state, whether its costs come back, and the number of asks; doubles for
--- the end of its lease (or when it was settled), and for how long it is remembered then; a double for the cost of each
--- ask. While it is open, there follow a checksum of what its limits are, and for each limit the number of its charges
--- as a byte, and for each charge doubles: two that say where the limit has counted it, and the cost. The cost of the
--- last charge isn't stored: it is the rest. The holds of a key that are open, or have expired, are in a sorted set by
--- the ends of their leases. If slots are counted, that is the set of the slots.
+-- Stored: a string for each hold: bytes for its state, for flags (see `save`) and for the number of asks; doubles for the
+-- end of its lease (or when it was settled), and for how long it is remembered then; the cost of each ask in four bytes,
+-- or a double if one needs more; a byte for the length of the digest of its shape, and that; two for the length of its
+-- note, and that. While it is open, there follow a checksum of what its limits are, and for each limit that counts costs
+-- a double that says where its charge was counted (-1: nowhere). If one was charged several times, there are instead the
+-- number of charges as a byte, and two doubles for each: where, and the cost. The holds of a key that are open, or have
+-- expired, are in a sorted set by the ends of their leases. If slots are counted, that is the set of the slots. Shapes are
+-- stored once for all holds with the same root, by their digest.
 --
--- The numbers of a request: seven doubles (whether costs are given; whether it is a cancel, or was granted before; the
--- lease, or -1 for none; for how long a new hold is remembered; whether its costs come back; a random number; and the
--- checksum of its limits), the cost of each ask, the periods of budgets, and the id. Its last keys are the sorted set
--- and the string. The answer: the status; after UNKNOWN, TOO_MANY and OTHER_LIMITS nothing; else the state, the
--- microseconds left, the number of asks, and the cost of each; after HELD, KNOWN, AS_NOW and DENIED the reports of the
--- limits.
+-- The numbers of a request: seven doubles (whether costs are given; whether it is a cancel, was granted before (1), or is
+-- granted whatever is left (2); the lease, or -1 for none; for how long a new hold is remembered; whether its costs come
+-- back; a random number; and the checksum of its limits), the cost of each ask, the periods of budgets and meters, the
+-- fields of meters, and the id; of a new hold also a double for how many may be open, its note, the digest of its shape,
+-- and the shape, if it is to be stored. Its last keys are the sorted set and the string. The answer: the status; after
+-- UNKNOWN, TOO_MANY and OTHER_LIMITS nothing; else the state, the microseconds left, the number of asks, and the cost of
+-- each (and of an extension after FORCED what each was before); after HELD, KNOWN, AS_NOW, DENIED and FORCED the reports
+-- of the limits.
 
-local HEAD, MAX_OPEN, MAX_CHARGES, SWEPT_ABOVE, SWEPT = 7, 131072, 32, 64, 60
+local HEAD, MAX_CHARGES, SWEPT_ABOVE, SWEPT = 7, 32, 64, 60
 local DENIED, HELD, UNKNOWN, OTHER_COSTS, ENDED, TOO_MANY = 0, 1, 2, 3, 4, 5
 local AS_NOW, KNOWN = 6, 7 -- settled or found, with what is left now; held before, or extended
-local OTHER_LIMITS = 8
-local NOTHING = string.rep('\0', 8) -- so that the cost of the last charge can be read, too
+local OTHER_LIMITS, FORCED = 8, 9 -- the latter: granted, though it would have been denied
 local OPEN, SETTLED, CANCELLED, EXPIRED = 1, 2, 3, 4
+local RELEASE, WIDE, SEVERAL, FORCE = 1, 2, 4, 8 -- flags
+local NOWHERE = -1
+local SHAPES_KEPT = 16 * 86400000 -- milliseconds
 
 local function doubles(text, at, count)
   local found = { unpacked('<' .. string.rep('d', count), text, at) }
@@ -27,65 +33,88 @@ local function doubles(text, at, count)
   return found
 end
 
--- The charges under each limit; nil if they aren't ours. The cost of the last one isn't known yet.
-local function read_charges(stored, at)
-  local found = {}
-  while at <= #stored do
-    local charges, many = {}, string.byte(stored, at)
-    local after = at + (many > 0 and 24 * many - 7 or 1)
-    if many > MAX_CHARGES or after > #stored + 1 then
-      return nil
-    end
-    for i = 1, many do
-      local mark, serial, cost = unpacked('<ddd', stored .. NOTHING, at + 24 * i - 23)
-      if not are_whole(mark, serial) or i < many and not (cost >= 0 and cost == floor(cost)) then
-        return nil
+local function has(flags, flag)
+  return flags % (2 * flag) >= flag
+end
+
+local function read_charges(held, limits)
+  local at, stored, found = held.charges_at, held.stored, {}
+  for i, limit in ipairs(limits) do
+    local charges = {}
+    if limit.kind.counts_costs then
+      if held.several then
+        local many = string.byte(stored, at)
+        at = at + 1
+        for j = 1, many do
+          local mark, cost = unpacked('<dd', stored, at)
+          charges[j], at = { mark = mark, cost = cost }, at + 16
+        end
+      else
+        local mark = unpacked('<d', stored, at)
+        charges[1], at = mark ~= NOWHERE and { mark = mark, cost = held.costs[limit.ask] } or nil, at + 8
       end
-      charges[i] = { mark = mark, serial = serial, cost = cost }
+      for _, one in ipairs(charges) do
+        if not (are_whole(one.mark, one.cost)) then
+          error('attempt to read what is not ours')
+        end
+      end
     end
-    found[#found + 1], at = charges, after
+    found[i] = charges
+  end
+  if at ~= #stored + 1 then
+    error('attempt to read what is not ours')
   end
   return found
 end
 
--- The hold in a string; nil if that isn't ours.
-local function read(stored)
-  if type(stored) ~= 'string' or #stored < 27 then
+local function read_record(stored)
+  local state, flags, asks, finish, keep = unpacked('<BBBdd', stored)
+  local width = has(flags, WIDE) and 8 or 4
+  local costs = { unpacked('<' .. string.rep(width == 8 and 'd' or 'I4', asks), stored, 20) }
+  costs[asks + 1] = nil
+  local digest, note, at = unpacked('<Bc0I2c0', stored, 20 + width * asks)
+  local rest = #stored + 1 - at - (state == OPEN and 4 or 0)
+  if state < OPEN or state > CANCELLED or asks == 0 or not are_whole(finish, keep) or rest < 0
+    or state == OPEN and not has(flags, SEVERAL) and rest % 8 > 0 or state ~= OPEN and rest > 0 then
     return nil
   end
-  local state, released, asks, finish, keep = unpacked('<BBBdd', stored)
-  local after = 20 + 8 * asks
-  if state < OPEN or state > CANCELLED or asks == 0 or after > #stored + 1 or not are_whole(finish, keep) then
-    return nil
-  end
-  local costs = doubles(stored, 20, asks)
   for _, cost in ipairs(costs) do
-    if cost < 0 or cost ~= floor(cost) or cost == math.huge then
+    if not are_whole(0, cost) then
       return nil
     end
   end
-  if state == OPEN and #stored < after + 3 then
+  return {
+    stored = stored, state = state, release = has(flags, RELEASE), forced = has(flags, FORCE), finish = finish,
+    keep = keep, costs = costs, digest = digest, note = note, several = has(flags, SEVERAL),
+    limits = state == OPEN and unpacked('<I4', stored, at) or 0, charges_at = at + 4,
+  }
+end
+
+-- The hold in a string; nil if that isn't ours.
+local function read(stored)
+  if type(stored) ~= 'string' then
     return nil
   end
-  local limits = state == OPEN and unpacked('<I4', stored, after) or 0
-  local charges = read_charges(stored, state == OPEN and after + 4 or after)
-  return charges and {
-    state = state, release = released == 1, finish = finish, keep = keep, costs = costs, limits = limits,
-    charges = charges,
-  }
+  local fine, found = try(read_record, stored)
+  return fine and found or nil
+end
+
+-- The beginning of the keys that are stored beside a hold.
+local function beside(held)
+  return string.sub(held.name, 1, (string.find(held.name, '}', 1, true)))
 end
 
 -- The hold that a request is about, with what is stored of it; nil if that isn't ours.
 local function load(request, numbers, states, next_key)
   local held = { request = request, states = states, index = KEYS[next_key], name = KEYS[next_key + 1] }
-  held.given, held.flag, held.lease, held.new_keep, held.new_release, held.epoch, held.limits =
+  held.given, held.flag, held.lease, held.new_keep, held.new_release, held.base, held.limits =
     unpacked('<ddddddd', numbers)
   held.asked = doubles(numbers, 8 * HEAD + 1, request.asks)
-  local periods = 0
-  for _, limit in ipairs(request.limits) do
-    periods = periods + (limit.calendar and 1 or 0)
+  if request.verb == 'h' then
+    held.id, held.most, held.note, held.digest, held.shape = unpacked('<I2c0dI2c0Bc0I4c0', numbers, request.texts_at)
+  else
+    held.id = unpacked('<I2c0', numbers, request.texts_at)
   end
-  held.id = string.sub(numbers, 8 * (HEAD + request.asks + 5 * periods) + 1)
   local stored = pcall('GET', held.name)
   if not stored then
     return held
@@ -103,36 +132,44 @@ local function load(request, numbers, states, next_key)
     return held
   end
   held.state, held.release, held.finish, held.keep = found.state, found.release, found.finish, found.keep
-  held.costs, held.charges = found.costs, found.charges
-  if held.state == OPEN and (found.limits ~= held.limits or #held.charges ~= #request.limits) then
-    held.charges, held.other_limits = {}, true -- these don't know where it was counted
-  end
-  for i, charges in ipairs(held.charges) do
-    local cost = held.costs[request.limits[i].ask]
-    for j, charge in ipairs(charges) do
-      charge.cost = j == #charges and cost or charge.cost
-      cost = cost - charge.cost
+  held.costs, held.charges, held.forced = found.costs, {}, found.forced
+  held.note, held.digest = found.note, found.digest
+  if held.state == OPEN then
+    if found.limits ~= held.limits or #held.costs ~= request.asks then
+      held.other_limits = true -- these don't know where it was counted
+    else
+      held.charges = read_charges(found, request.limits)
     end
   end
   return held
 end
 
 local function save(held)
-  local costs = held.costs
+  local costs, limits, several, largest = held.costs, held.request.limits, false, 0
+  for _, cost in ipairs(costs) do
+    largest = max(largest, cost)
+  end
+  for _, charges in ipairs(held.charges) do
+    several = several or #charges > 1
+  end
+  local wide = largest >= 4294967296
+  local flags = (held.release and RELEASE or 0) + (wide and WIDE or 0) + (several and SEVERAL or 0)
+    + (held.forced and FORCE or 0)
   local stored = packed(
-    '<BBBdd' .. string.rep('d', #costs), held.state, held.release and 1 or 0, #costs, held.finish, held.keep, unpack(costs)
-  )
+    '<BBBdd' .. string.rep(wide and 'd' or 'I4', #costs), held.state, flags, #costs, held.finish, held.keep,
+    unpack(costs)
+  ) .. packed('<Bc0I2c0', #held.digest, held.digest, #held.note, held.note)
   if held.state == OPEN then
     stored = stored .. packed('<I4', held.limits)
-    for i = 1, #held.request.limits do
+    for i, limit in ipairs(limits) do
       local charges = held.charges[i] or {}
-      local last = charges[#charges]
-      stored = stored .. string.char(#charges)
-      for j = 1, #charges - 1 do
-        stored = stored .. packed('<ddd', charges[j].mark, charges[j].serial, charges[j].cost)
-      end
-      if last then
-        stored = stored .. packed('<dd', last.mark, last.serial)
+      if limit.kind.counts_costs and several then
+        stored = stored .. string.char(#charges)
+        for _, one in ipairs(charges) do
+          stored = stored .. packed('<dd', one.mark, one.cost)
+        end
+      elseif limit.kind.counts_costs then
+        stored = stored .. packed('<d', charges[1] and charges[1].mark or NOWHERE)
       end
     end
   end
@@ -153,12 +190,16 @@ local function put(held, status)
   end
 end
 
--- Answer with how much is left. `costs` are those that were denied; without them, 1 for what is next, or 0.
-local function answer_with(held, status, costs, cost)
-  put(held, status)
+-- How much is left under each limit. `costs` are those that were denied; without them, 1 for what is next, or 0.
+local function report(held, costs, cost)
   for i, limit in ipairs(held.request.limits) do
     limit.kind.report(held.states[i], limit, costs and costs[limit.ask] or cost)
   end
+end
+
+local function answer_with(held, status, costs, cost)
+  put(held, status)
+  report(held, costs, cost)
 end
 
 local function differ(one, other)
@@ -170,10 +211,11 @@ local function differ(one, other)
   return false
 end
 
--- Whether each limit lets its cost pass. Slots are asked only for a new hold.
-local function pass(held, costs, new)
+-- Whether each limit lets its cost pass, or at least so much. Slots are asked only for a new hold.
+local function pass(held, costs, least, new)
   for i, limit in ipairs(held.request.limits) do
-    if (new or not limit.kind.slots) and not limit.kind.passes(held.states[i], limit, costs[limit.ask]) then
+    if (new or not limit.kind.slots)
+      and not limit.kind.passes(held.states[i], limit, max(costs[limit.ask], least)) then
       return false
     end
   end
@@ -183,24 +225,28 @@ end
 -- Spend costs, and add to the charges of a hold where they are counted.
 local function charge(held, costs)
   for i, limit in ipairs(held.request.limits) do
-    local kind, state, charges = limit.kind, held.states[i], held.charges[i] or {}
+    local kind, state, charges, cost = limit.kind, held.states[i], held.charges[i] or {}, costs[limit.ask]
     held.charges[i] = charges
-    if kind.counts_costs then
-      kind.spend(state, limit, costs[limit.ask])
-      local mark, serial = kind.mark(state, held.epoch)
-      serial = serial == 0 and #charges or serial -- so that no two are equal
-      local last = charges[#charges]
-      if held.release and last and #charges == MAX_CHARGES then
-        release().forget(state, last, held.id)
-      end
+    if kind.counts_costs and (cost > 0 or kind.dated and #charges == 0) then -- of a period even nothing is one charge
+      kind.spend(state, limit, cost)
+      local mark = kind.mark(state, held.base, limit)
       if #charges < MAX_CHARGES then
-        last = { cost = costs[limit.ask], mark = mark, serial = serial }
-        charges[#charges + 1] = last
+        charges[#charges + 1] = { cost = cost, mark = mark }
+        if held.release then
+          release().expect(state, charges[#charges], #charges, held.id, held.finish)
+        end
       else
-        last.cost = last.cost + costs[limit.ask]
-      end
-      if held.release then
-        release().expect(state, last, held.id, held.finish)
+        local last = charges[MAX_CHARGES]
+        if held.release then
+          release().forget(state, last, MAX_CHARGES, held.id)
+        end
+        if kind.leave then
+          kind.leave(state, mark)
+        end
+        last.cost = last.cost + cost
+        if held.release then
+          release().expect(state, last, MAX_CHARGES, held.id, held.finish)
+        end
       end
       kind.save(state, limit)
     end
@@ -215,6 +261,12 @@ local function keep_set(held, name)
   end
 end
 
+-- A hold in a set of slots that isn't its own index: what is beside the hold needs no more than the end of its name.
+local function member_of(held, state)
+  local start = beside(held)
+  return string.sub(state.key, 1, #start) == start and string.sub(held.name, #start + 4) or held.name
+end
+
 -- Let the lease end at its (new) time everywhere. `change` is by how much it changes the slots in use.
 local function lease(held, change)
   call('ZADD', held.index, digits(held.finish), held.id)
@@ -224,8 +276,11 @@ local function lease(held, change)
     if limit.kind.slots then
       state.used = state.used + change
       if state.key ~= held.index then
-        call('ZADD', state.key, digits(held.finish), held.name)
+        call('ZADD', state.key, digits(held.finish), member_of(held, state))
         keep_set(held, state.key)
+        if change > 0 then
+          limit.kind.sweep(state)
+        end
       end
     end
   end
@@ -255,46 +310,62 @@ local function hold(held)
     end
     return answer_with(held, KNOWN, nil, 0)
   end
-  local card, granted = pcall('ZCARD', held.index), held.flag == 1
+  local card, granted, most = pcall('ZCARD', held.index), held.flag == 1, held.most
   if type(card) == 'table' then
     return push(-1)
   end
-  if not granted and card >= MAX_OPEN and call('ZCOUNT', held.index, '(' .. digits(now), '+inf') >= MAX_OPEN then
+  if not granted and card >= most and call('ZCOUNT', held.index, '(' .. digits(now), '+inf') >= most then
     return push(TOO_MANY)
   end
   held.state, held.release, held.finish, held.keep = OPEN, held.new_release == 1, now + held.lease, held.new_keep
-  held.costs, held.charges = held.asked, {}
-  if not granted and not pass(held, held.costs, true) then
-    held.state = 0
-    return answer_with(held, DENIED, held.costs)
+  held.costs, held.charges, held.forced = held.asked, {}, held.flag == 2
+  local passed = granted or pass(held, held.costs, 1, true)
+  if not passed then
+    local least = {}
+    for i, cost in ipairs(held.costs) do
+      least[i] = max(cost, 1)
+    end
+    if not held.forced then
+      held.state = 0
+      return answer_with(held, DENIED, least)
+    end
+    answer_with(held, FORCED, least) -- before anything is taken
   end
   charge(held, held.costs)
   lease(held, 1)
   save(held)
+  if held.shape ~= '' then
+    call('SET', beside(held) .. 'p1:' .. held.digest, held.shape, 'PX', SHAPES_KEPT)
+  end
   sweep(held, card)
-  answer_with(held, HELD, nil, 0)
+  if passed then
+    answer_with(held, HELD, nil, 0)
+  end
 end
 
 -- Count another cost under a limit than what is counted now. The newest charges are given back first.
 local function correct(held, i, counted, actual)
   local limit, state, charges = held.request.limits[i], held.states[i], held.charges[i] or {}
-  local excess = actual - counted
+  local excess, released = actual - counted, held.release and held.finish <= now
+  local changed = excess ~= 0
   if excess > 0 then
-    local first = charges[1] or { mark = 0, serial = 0 }
-    limit.kind.correct(state, limit, 0, excess, first.mark, first.serial)
+    limit.kind.correct(state, limit, 0, excess, charges[1] and charges[1].mark or NOWHERE)
   end
   for j = #charges, 1, -1 do
     local one = charges[j]
     if excess < 0 then
       local given = min(one.cost, -excess)
-      limit.kind.correct(state, limit, one.cost, one.cost - given, one.mark, one.serial)
+      limit.kind.correct(state, limit, one.cost, one.cost - given, one.mark)
       excess = excess + given
     end
-    if held.release and held.finish > now then
-      release().forget(state, one, held.id)
+    if held.release and not released then
+      release().forget(state, one, j, held.id)
+    end
+    if limit.kind.leave and not released then
+      changed = limit.kind.leave(state, one.mark) or changed
     end
   end
-  if actual ~= counted then
+  if changed then
     limit.kind.save(state, limit)
   end
 end
@@ -313,7 +384,7 @@ local function settle(held)
     local state = held.states[i]
     if limit.kind.slots then
       if state.key ~= held.index then
-        call('ZREM', state.key, held.name)
+        call('ZREM', state.key, member_of(held, state))
       end
       state.used = ended and state.used or state.used - 1
     elseif limit.kind.counts_costs then
@@ -331,8 +402,8 @@ local function move(held)
   lease(held, finish <= now and -1 or 0)
   if held.release then
     for i, limit in ipairs(held.request.limits) do
-      for _, one in ipairs(limit.kind.counts_costs and held.charges[i] or {}) do
-        release().expect(held.states[i], one, held.id, finish)
+      for j, one in ipairs(limit.kind.counts_costs and held.charges[i] or {}) do
+        release().expect(held.states[i], one, j, held.id, finish)
       end
       if limit.kind.counts_costs and finish <= now then
         release().give_back(limit.kind, held.states[i], limit)
@@ -347,29 +418,47 @@ local function extend(held)
   if state_of(held) ~= OPEN then
     return put(held, ENDED)
   end
-  local more, any = {}, false
+  local more, any, forced = {}, false, false
   for i, cost in ipairs(held.costs) do
     more[i] = held.given == 1 and max(held.asked[i] - cost, 0) or 0
     any = any or more[i] > 0
   end
+  local costs, before = { unpack(held.costs) }, held.finish
   if any then
-    if held.flag == 0 and not pass(held, more, false) then
-      return answer_with(held, DENIED, more)
+    if held.flag == 0 and not pass(held, more, 0, false) then
+      if not held.forced then
+        return answer_with(held, DENIED, more)
+      end
+      forced = true
     end
-    charge(held, more)
     for i, cost in ipairs(more) do
-      held.costs[i] = held.costs[i] + cost
+      held.costs[i] = costs[i] + cost
     end
   end
-  local before = held.finish
   held.finish = held.lease < 0 and before or held.lease == 0 and now or max(before, now + held.lease)
+  if forced then
+    put(held, FORCED)
+    for _, cost in ipairs(costs) do
+      push(cost)
+    end
+    report(held, more) -- before it is taken
+  end
   if any then
-    answer_with(held, KNOWN, nil, 0) -- on what was added, before anything comes back
+    local finish = held.finish
+    held.finish = before
+    charge(held, more)
+    held.finish = finish
+    if not forced then
+      answer_with(held, KNOWN, nil, 0) -- on what was added, before anything comes back
+    end
   end
   if held.finish ~= before then
     move(held)
   end
   save(held)
+  if held.digest ~= '' then
+    call('PEXPIRE', beside(held) .. 'p1:' .. held.digest, SHAPES_KEPT)
+  end
   if not any then
     answer_with(held, KNOWN, nil, 0)
   end
@@ -377,22 +466,8 @@ end
 
 local verbs = { h = hold, t = settle, x = extend, q = function(held) answer_with(held, AS_NOW, nil, 1) end }
 
--- The state of a hold, the end of its lease, and its costs; 0 if it isn't remembered, or isn't ours.
-local function list(name)
-  local found = read(pcall('GET', name))
-  if not found or found.finish + found.keep <= now then
-    return push(0)
-  end
-  push(found.state)
-  push(found.finish)
-  push(#found.costs)
-  for _, cost in ipairs(found.costs) do
-    push(cost)
-  end
-end
-
 return {
-  HEAD = HEAD, list = list,
+  HEAD = HEAD,
   perform = function(request, ...)
     local held = load(request, ...)
     if not held then

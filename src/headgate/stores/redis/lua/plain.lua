@@ -30,15 +30,23 @@ local function plain(text, numbers, key)
   return true
 end
 
-local next_key, other = 1, nil
+local next_key, simple, other = 1, nil, nil
 for position = 3, #ARGV, 2 do
-  local text, numbers = ARGV[position], ARGV[position + 1]
-  if #text == 42 and string.sub(text, 1, 2) == 'cb' and plain(text, numbers, KEYS[next_key]) then
-    next_key = next_key + 1
-  else
-    other = other or decide()
-    next_key = next_key + other(text, numbers, next_key)
+  local text, numbers, width = ARGV[position], ARGV[position + 1], nil
+  local verb = string.sub(text, 1, 1)
+  if verb == 'c' then
+    if #text == 42 and string.sub(text, 2, 2) == 'b' and plain(text, numbers, KEYS[next_key]) then
+      width = 1
+    end
+  elseif verb == 'h' or verb == 't' then
+    simple = simple or lean()
+    width = simple[verb](text, numbers, next_key)
   end
+  if not width then
+    other = other or decide()
+    width = other(text, numbers, next_key)
+  end
+  next_key = next_key + width
 end
 answer[2] = stepped
 return answer

@@ -2,6 +2,8 @@
 --
 -- Stored: a sorted set of holds, by the end of their leases in microseconds. One that has ended doesn't count.
 
+local SWEPT = 60 -- at once
+
 local function nothing() end
 
 local function load(_, key)
@@ -27,13 +29,20 @@ local function report(slots, limit)
   push(last)
 end
 
+-- Drop a few that have ended: such a lease can't be renewed any more.
+local function sweep(slots)
+  local ended = now % 4 == 0 and call('ZCARD', slots.key) - slots.used or 0 -- not every time
+  if ended > 0 then
+    call('ZREMRANGEBYRANK', slots.key, 0, min(ended, SWEPT) - 1)
+  end
+end
+
 return {
-  numbers = '<d', slots = true,
+  numbers = '<d', slots = true, sweep = sweep,
   read = function(count) return { count = count } end,
   load = load, report = report,
   passes = function(slots, limit) return slots.used < limit.count end,
   spend = nothing, refund = nothing, save = nothing, correct = nothing,
-  mark = function() return 0, 0 end,
   counts = function(slots) return slots.used > 0 end,
   forget = function(slots) call('DEL', slots.key) end,
 }

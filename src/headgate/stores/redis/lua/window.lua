@@ -236,6 +236,6 @@ return {
   load = load, passes = passes, spend = spend, refund = refund, save = save, report = report,
   counts = function(log) return log.used > 0 end,
   forget = function(log) call('DEL', log.key) end,
-  mark = function(log) return log.count > 0 and log.newest or 0, 0 end,
+  mark = function(log) return log.count > 0 and log.newest or 0 end,
   correct = correct, counts_costs = true,
 }
