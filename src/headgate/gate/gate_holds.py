@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from headgate._limiter_hot import KEEP
 from headgate.errors import UnknownHold, refuse
 from headgate.events import AccountAlerted, HoldChecked
 from headgate.flow import Flow, adrive, drive
@@ -24,7 +25,7 @@ from headgate.gate.changes import AgentRules, Effective
 from headgate.gate.gate_changes import GateChanges
 from headgate.gate.lookup import AGENTS
 from headgate.gate.policy import check_agent
-from headgate.holds import KEEP, HoldAttempt, PendingHold, check_id, found_hold, lease_of, new_id
+from headgate.holds import HoldAttempt, PendingHold, check_id, found_hold, lease_of, new_id
 from headgate.limits.budget import Budget
 from headgate.limits.decision import NEVER, Decision, Outcome, Violation
 from headgate.limits.fixed import BLOCKED
