@@ -28,6 +28,7 @@ COMPILED = [
     "stores/memory_holds.py",
     "stores/remembered_holds.py",
     "stores/memory.py",
+    "stores/redis/shapes.py",
     "stores/redis/keys.py",
     "stores/redis/protocol.py",
     "stores/redis/hold_requests.py",
