@@ -157,6 +157,7 @@ class LimitTable(Table):
         self.name: Final = name
         self.limit: Final = limit
         self.calendar: Final = limit.calendar
+        self.slots: Final = limit.counts_slots
         self.pinned = False  # somebody keeps it, and checks without asking the store for it
         self.dropped = False  # from the store; nothing may be added any more
         self.validate: Callable[[object], object] | None = None  # called with each new key, and may refuse it
@@ -297,12 +298,15 @@ class Tables:
     def __init__(self, clock: Clock | None, max_keys: i64) -> None:
         self.clock: Final[Clock] = MonotonicClock() if clock is None else clock
         self._manual: Final = clock is not None
-        self._read: Final[Callable[[], int]] = time.monotonic_ns  # what MonotonicClock reads, without its method call
+        # What MonotonicClock reads, without its method calls.
+        self._read: Final[Callable[[], int]] = time.monotonic_ns
+        self._read_wall: Final[Callable[[], int]] = time.time_ns
         self._tables: Final[dict[tuple[str, object], Table]] = {}
         self._order: Final[list[Table]] = []
         self._warned = False
         self.max_keys: Final = max_keys
         self._lock: Final = new_lock()
+        self.own_lock: Final = self._lock
         self.lock: threading.RLock | None = None if _uninterruptible() else self._lock  # the one that every step takes
         self.due: i64 = LATER  # when the first hold gives back what it has taken
         self.size: i64 = 0
@@ -320,7 +324,7 @@ class Tables:
 
     def wall_ahead(self, now: i64) -> i64:
         """What to add to this store's time to get the time of day, in microseconds since 1970."""
-        return round(self.clock.wall() * 1_000_000) - now
+        return round(self.clock.wall() * 1_000_000) - now if self._manual else self._read_wall() // 1000 - now
 
     def release_due(self, now: i64) -> None:
         """Let the holds whose lease has ended give back what they have taken."""
@@ -426,11 +430,6 @@ def decide_all(entries: list[Entry], verb: Verb, passes: bool, now: i64, low: i6
         for i in range(1, len(entries)):
             decision = more_binding(decision, entries[i].decide(verb, passes, now, low), i)
     return decision
-
-
-def decide_each(entries: list[Entry], verb: Verb, passes: bool, now: i64, low: i64) -> list[Decision]:
-    """The decision on each of some entries."""
-    return [entries[i].decide(verb, passes, now, low) for i in range(len(entries))]
 
 
 def identity_of(rule: Rule) -> object:
