@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.support.hold_model import SECOND, random_history
-from tools.check_history import Crime, NoHistory, check_history
+from tools.check_history import Crime, check_history
 from tools.history_accounts import Curve
+from tools.history_calls import NoHistory
 
 pytestmark = pytest.mark.once
 

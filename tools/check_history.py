@@ -54,7 +54,7 @@ import json
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -62,23 +62,15 @@ if not __package__:  # run as a program
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.history_accounts import NEVER, Book, Limit, Move, Part, read_limit
+from tools.history_calls import LOOKS, UNKNOWN, Account, Call, NoHistory, read_call, spread
+from tools.history_finds import resolve
 
 LISTED: Final = 12  # lines that a verdict names as proof
 PROVEN: Final = 10  # crimes that get a proof: each is searched for in all of an account
 RATES: Final = ("bucket", "window")
-VERBS: Final = ("check", "hold", "extend", "settle", "cancel", "find", "charge", "refund", "peek", "usage")
-ON_HOLDS: Final = ("hold", "extend", "settle", "cancel", "find")
-LOOKS: Final = ("peek", "usage")
-STATES: Final = ("open", "expired", "settled", "cancelled")
-UNKNOWN: Final = ("error", None)
 
-Account = tuple[str, str]  # limit, key
 Needs = list[tuple[Account, int]]
 Source = tuple[Account, int, bool]  # of a proof: what counts in an account at an instant, from below or from above
-
-
-class NoHistory(ValueError):
-    """A line that can't be read: where, what was expected, what came."""
 
 
 class Crime(NamedTuple):
@@ -90,29 +82,6 @@ class Crime(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.text} (lines {', '.join(self.lines)})"
-
-
-@dataclass(slots=True)
-class Call:
-    """One line; `first` and `last` are the bounds of its instant, in the order of all instants."""
-
-    line: str
-    verb: str
-    key: str
-    accounts: tuple[Account, ...]
-    costs: tuple[int, ...]
-    hold: str
-    lease: int | None
-    release: bool
-    called: int
-    returned: int | None
-    said: str | None
-    retry: int | None
-    shown: int  # what a peek has left, or usage has counted
-    forced: bool = False
-    state: str | None = None
-    first: int = 0
-    last: int = 0
 
 
 class History:
@@ -141,7 +110,7 @@ class History:
             elif call.verb not in LOOKS:
                 self._take(call)
         for group in holds.values():
-            self._take_hold(self._resolved(group))
+            self._take_hold(self._resolve(group))
         for instants in self.changes.values():
             instants.sort()
 
@@ -198,64 +167,12 @@ class History:
         """The natural end of what began at an instant: before all calls of its microsecond."""
         return NEVER if instant >= NEVER else (instant // self.scale + span) * self.scale
 
-    def _resolved(self, group: list[Call]) -> list[Call]:
-        """The calls on a hold, without those that a find knows not to have taken effect; those that have, have passed.
-
-        A find says so if it was made after all of them.
-        """
-        calls = [call for call in group if call.verb != "find"]
-        finds = [call for call in group if call.verb == "find" and call.said in ("passed", "refused")]
-        found = max(finds, key=lambda call: call.first, default=None)
-        if found is None or any([call.last >= found.first for call in calls]):
-            return calls
-        known = [call for call in calls if call.said not in UNKNOWN]
-        passed = [call for call in known if call.said == "passed"]
-        taken = [call for call in calls if call.verb == "hold" and (call.said == "passed" or call.said in UNKNOWN)]
-        if found.said == "refused":
-            if passed:
-                self._convict(
-                    "lost", f"nothing is known of {found.hold}, which was granted", [found.line, passed[0].line]
-                )
-            return known
-        if not taken:
-            self._convict("ended", f"{found.hold} was found, and never granted", [found.line])
-            return known
-        if not any([call.verb == "hold" for call in passed]):
-            known.append(replace(taken[0], said="passed"))
-        hold, count = taken[0], len(taken[0].accounts)
-        counted = [place for place, account in enumerate(hold.accounts) if not self._counts_slots(account)]
-        unknown = [call for call in calls if call.said in UNKNOWN and call.verb != "hold"]
-        shown = [_spread(found.costs, count)[place] for place in counted]
-
-        def cost(call: Call) -> list[int]:
-            return [0 if call.verb == "cancel" else _spread(call.costs, count)[place] for place in counted]
-
-        if found.state in ("settled", "cancelled"):
-            ends = [call for call in passed if call.verb in ("settle", "cancel")]
-            agreed = [call for call in unknown if call.verb in ("settle", "cancel") and cost(call) == shown]
-            if not ends and agreed:
-                ends.append(replace(agreed[0], said="passed"))
-                known.append(ends[0])
-            expected = cost(ends[0]) if ends else None
-            known += [call for call in unknown if call.verb == "extend"]
-        else:
-            extends = [call for call in passed if call.verb == "extend"]
-            expected = [sum(costs) for costs in zip(*[cost(call) for call in (hold, *extends)], strict=True)]
-            for call in [call for call in unknown if call.verb == "extend"]:
-                more = [before + added for before, added in zip(expected, cost(call), strict=True)]
-                if any(cost(call)) and all([now <= least for now, least in zip(more, shown, strict=True)]):
-                    expected = more
-                    known.append(replace(call, said="passed"))
-                elif not any(cost(call)):
-                    known.append(call)
-            if any([call.verb in ("settle", "cancel") for call in passed]):
-                self._convict("lost", f"{found.hold} is {found.state}, and was settled", [found.line, passed[-1].line])
-        if expected != shown:
-            kind = "booked twice" if expected is None or sum(shown) > sum(expected) else "lost"
-            self._convict(
-                kind, f"{found.hold} is {found.state} with {shown}, expected {expected}", [found.line, hold.line]
-            )
-        return known
+    def _resolve(self, group: list[Call]) -> list[Call]:
+        """The calls on a hold, as far as a find knows what became of them."""
+        calls, crimes = resolve(group, self.limits)
+        for kind, text, lines in crimes:
+            self._convict(kind, text, lines)
+        return calls
 
     def _take_hold(self, group: list[Call]) -> None:
         """All calls with one hold's id, of which repeated ones are the same."""
@@ -310,7 +227,7 @@ class History:
         for call in extends:
             needs = [
                 (account, cost)
-                for account, cost in zip(hold.accounts, _spread(call.costs, len(hold.accounts)), strict=True)
+                for account, cost in zip(hold.accounts, spread(call.costs, len(hold.accounts)), strict=True)
                 if not self._counts_slots(account)
             ]
             is_open = start[2] and start[1] <= call.first and call.last < low and (not end or call.last < end[0])
@@ -334,10 +251,10 @@ class History:
         """The parts of a hold's cost: what was reserved, what extends added, and what a settle charged on top."""
         rated = self.limits[account[0]].kind in RATES
         count = len(hold.accounts)
-        costs = [hold.costs[index], *[_spread(call.costs, count)[index] for call in extends]]
+        costs = [hold.costs[index], *[spread(call.costs, count)[index] for call in extends]]
         sure = [True, *[call.said == "passed" for call in extends]]
         least, most = sum([cost for cost, known in zip(costs, sure, strict=True) if known]), sum(costs)
-        finals = [0 if call.verb == "cancel" else _spread(call.costs, count)[index] for call in ends]
+        finals = [0 if call.verb == "cancel" else spread(call.costs, count)[index] for call in ends]
         low, high = (min(finals), max(finals)) if finals else (0, 0)
         came_late = hold.release and end is not None and end[1] > expiry[0]  # or may have
         if (finals and low < most) or hold.release:
@@ -481,10 +398,6 @@ class History:
                     self._convict("booked twice" if call.shown > most else "lost", text, [call.line], proof)
 
 
-def _spread(costs: tuple[int, ...], count: int) -> tuple[int, ...]:
-    return costs * count if len(costs) == 1 else costs
-
-
 def _final(call: Call) -> tuple[int, ...]:
     """What a settle or cancel has counted."""
     return () if call.verb == "cancel" or not any(call.costs) else call.costs
@@ -514,7 +427,7 @@ def _judge(records: Iterable[tuple[str, Mapping[str, Any]]], lenient: bool) -> l
                 if limits.setdefault(record["limit"], limit) != limit:
                     raise NoHistory(f"line {line}: expected {record['limit']} as declared before, got {record}")
             else:
-                calls.append(_call(line, record, limits))
+                calls.append(read_call(line, record, limits))
         except (KeyError, TypeError, ValueError) as failure:
             if isinstance(failure, NoHistory):
                 raise
@@ -527,44 +440,6 @@ def _judge(records: Iterable[tuple[str, Mapping[str, Any]]], lenient: bool) -> l
     history.judge_peeks(lenient)
     history.judge_usage()
     return history.verdict()
-
-
-def _call(line: str, record: Mapping[str, Any], limits: Mapping[str, Limit]) -> Call:
-    verb, key, said = record["verb"], record.get("key", ""), record.get("said")
-    named = record.get("limits") or ()
-    accounts = tuple([(one, key) if isinstance(one, str) else (one[0], one[1]) for one in named])
-    cost = record["cost"] if verb == "settle" else record.get("cost", 0 if verb == "extend" else 1)
-    costs = tuple(cost) if isinstance(cost, list | tuple) else (cost,) * max(len(accounts), 1)
-    call = Call(
-        line, verb, key, accounts, costs, str(record["hold"]) if verb in ON_HOLDS else "", record.get("lease"),
-        bool(record.get("release")), record["called"], record["returned"], said, record.get("retry"),
-        record["remaining" if verb == "peek" else "counted"] if verb in LOOKS and said in ("passed", "denied") else 0,
-        bool(record.get("forced")), record["state"] if verb == "find" and said == "passed" else None,
-    )  # fmt: skip
-    numbers = (
-        *costs,
-        call.called,
-        call.shown,
-        *[n for n in (call.lease, call.returned, call.retry) if n is not None],
-    )
-    wrong = (
-        f"a verb of {', '.join(VERBS)}" if verb not in VERBS
-        else "passed, denied, refused, error or null as `said`" if said not in ("passed", "denied", "refused", *UNKNOWN)
-        else "limits declared before" if not all([name in limits for name, _ in accounts])
-        else "limits" if not accounts and verb not in ON_HOLDS[1:]
-        else "a cost for each limit" if accounts and len(costs) != len(accounts)
-        else "a meter" if verb == "usage" and limits[accounts[0][0]].kind != "meter"
-        else "a lease" if verb == "hold" and call.lease is None
-        else f"a state of {', '.join(STATES)}" if call.state is not None and call.state not in STATES
-        else "whole numbers" if not all([type(number) is int for number in numbers])
-        else "costs from 0" if min(costs) < 0
-        else "`returned`, as it is known what was said" if call.returned is None and said not in UNKNOWN
-        else "`returned` from `called` on" if call.returned is not None and call.returned < call.called
-        else ""
-    )  # fmt: skip
-    if wrong:
-        raise NoHistory(f"line {line}: expected {wrong}, got {dict(record)}")
-    return call
 
 
 def _read(files: Sequence[Path]) -> Iterator[tuple[str, Mapping[str, Any]]]:

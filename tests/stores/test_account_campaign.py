@@ -1,6 +1,7 @@
 """Many holders of accounts on a cluster, some of which are killed: no level is exceeded, and usage adds up.
 
 `HOLD_KILLS` is how many holders are killed, 16 unless the environment says otherwise; 200 is the full form.
+`HOLD_SESSIONS` is how many sessions are used once, 50,000 unless it says otherwise; a million is the full form.
 """
 
 import asyncio
@@ -10,12 +11,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from headgate import UNLIMITED
+from headgate.limits.notation import parse
 from headgate.limits.numbers import LARGEST
 from headgate.stores.base import Ask
-from headgate.stores.holds import ListedHold
+from headgate.stores.holds import HoldTerms, ListedHold
 from headgate.stores.redis import RedisStore
 from tests.support.account_campaign import (
     KINDS,
@@ -30,14 +34,16 @@ from tests.support.account_campaign import (
 from tests.support.cluster import steady_cluster
 from tests.support.hold_campaign import Line, Record, microseconds, recorded
 from tests.support.holder_processes import Holders, starts_of_hours
-from tests.support.redis_store import time_of
+from tests.support.redis_store import keys_of, time_of
 from tests.support.valkey import PATIENCE, wait_for
 from tools.check_history import check_history
 
 pytestmark = [pytest.mark.long, pytest.mark.once]
 
 KILLS = int(os.environ.get("HOLD_KILLS", "16"))
+SESSIONS = int(os.environ.get("HOLD_SESSIONS", "50000"))
 HOLDERS = 8
+ROOTS = 16
 WRITTEN = 25_000  # bytes: some dozen holds
 SECOND = 1_000_000
 
@@ -159,3 +165,27 @@ def expect_usage_to_add_up(calls: list[Line], looks: list[Line], found: dict[str
     total = sum(settled.values()), sum(reserved.values()), sum(counted.values())
     print("usage: {:,} settled + {:,} left reserved = {:,} counted".format(*total))
     assert settled + reserved == +counted
+
+
+# Sessions that come and go --------------------------------------------------------------------------------------------
+
+
+async def test_sessions_that_are_used_once_leave_nothing(store: RedisStore, raw: Any) -> None:
+    """Whether they are settled, or left alone. What many of them share is kept: the shape of their holds."""
+    above = [("requests", parse("100000/second")), ("slots", parse("100000 in flight"))]
+    own = [(name, parse(text)) for name, text in (("requests", "5/second"), ("slots", "3 in flight"))]
+    own.append(("tokens", parse("60 per 2 seconds sliding")))
+
+    async def use(number: int) -> None:
+        root = f"acme-{number % ROOTS}"
+        session = f"{root}/search/planner/run-{number}"
+        asks = [Ask("accounts", root, UNLIMITED, 1), *[Ask(name, root, limit, 1, root) for name, limit in above]]
+        asks += [Ask(name, session, limit, 1, root) for name, limit in own]
+        terms = HoldTerms(f"planner/{number}", SECOND, number % 3 == 0, 2 * SECOND, session, "some limits")
+        assert (await store.ahold(asks, LOW, terms)).state == "open"
+        if number % 2:
+            await store.asettle(asks, LOW, terms.hold_id, None)
+
+    for first in range(0, SESSIONS, 500):
+        await asyncio.gather(*[use(number) for number in range(first, min(first + 500, SESSIONS))])
+    wait_for(lambda: raw.dbsize() <= ROOTS and all(b"}p1:" in key for key in keys_of(raw)), "an empty server")

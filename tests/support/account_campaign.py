@@ -33,7 +33,7 @@ LOW: Final = 200
 LEVELS: Final = 5
 ROOTS: Final = 2
 """Of each kind, at the same time."""
-ROOT_SECONDS: Final = 6
+ROOT_SECONDS: Final = 15
 
 _SLOTS: Final = (24, 13, 7, 4, 3)
 _TOKENS: Final = (120, 80, 50, 30, 18)
