@@ -9,8 +9,9 @@ of its level.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
+from headgate.errors import Bound as Bound
 from headgate.errors import InvalidInput, refuse
 from headgate.gate.immutable_map import ImmutableMap
 from headgate.limits.budget import Budget
@@ -34,19 +35,6 @@ NO_ACCOUNT: Final = "-"
 
 Resource: TypeAlias = tuple[str, str]
 """A resource, and the tool for which it is limited; "" for all."""
-
-
-class Bound(NamedTuple):
-    """What decided on a hold."""
-
-    account: str
-    """The path of the account."""
-    resource: str
-    tool: str
-    """"" unless it is a limit of one tool."""
-
-    def __str__(self) -> str:
-        return f"{self.resource} of {self.account}" + (f" by {self.tool}" if self.tool else "")
 
 
 # Paths ----------------------------------------------------------------------------------------------------------------
