@@ -282,6 +282,16 @@ def test_b3_admins_and_viewers_are_not_limited() -> None:
 # What goes wrong -----------------------------------------------------------------------------------------------------
 
 
+def test_an_account_with_plain_slashes_is_told_how_to_write_them() -> None:
+    with running() as hub, hub.http(hub.register("planner")) as http:
+        for path in ("/v1/accounts/acme/search", "/api/admin/accounts/acme/search/planner"):
+            answer = http.get(path)
+            assert answer.status_code == 404
+            assert answer.json()["detail"] == (
+                "there is no such route; the slashes in the path of an account are written as %2F"
+            )
+
+
 def test_unknown_routes_are_answered_with_404() -> None:
     with running() as hub, hub.http(ADMIN) as http:
         for path in ("/index.html", "/api", "/api//agents", "/API/agents", "/api/agents/x/y", "/%ff", "/ws"):

@@ -34,6 +34,7 @@ DASHBOARD_STATE: Final = "get_dashboard_state"
 HEALTH: Final = "get_health"
 _NO_HEADERS: Final[Headers] = ()
 _BODY_TIMEOUT: Final = 30.0  # seconds
+_ACCOUNT_ROUTES: Final = ("/v1/accounts/", "/api/admin/accounts/")
 _HEADERS: Final = (
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
@@ -173,7 +174,7 @@ class Api:
                 allowed = sorted(routes)
                 error = RequestError(405, "wrong_method", f"expected {' or '.join(allowed)}, got {scope['method']}")
                 return error_response(error, allow=", ".join(allowed))
-            raise RequestError(404, "unknown_route", "there is no such route; /openapi.json lists them")
+            raise RequestError(404, "unknown_route", f"there is no such route; {_hint(scope['path'])}")
         if "agent" in parts:
             check_agent(parts["agent"])
         given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
@@ -277,6 +278,13 @@ class Api:
                         return bytes(body)
         except TimeoutError:
             raise RequestError(408, "too_slow", f"expected the whole body within {_BODY_TIMEOUT:g} s") from None
+
+
+def _hint(path: str) -> str:
+    """What to try instead of an unknown route."""
+    if path.startswith(_ACCOUNT_ROUTES):
+        return "the slashes in the path of an account are written as %2F"
+    return "/openapi.json lists them"
 
 
 def error_response(error: Exception, **more: str) -> ApiResponse:
