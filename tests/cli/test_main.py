@@ -397,6 +397,22 @@ def test_policy_check_says_what_a_file_changes(tmp_path: Path) -> None:
     assert run("policy", "check", str(path)).stdout == f"{path}: no mistakes; changes nothing\n"
 
 
+def test_policy_check_notes_that_a_rate_of_money_is_no_budget(tmp_path: Path) -> None:
+    path = tmp_path / "headgate.toml"
+    path.write_text(
+        '[accounts.default.team]\nusd = "10/day; 30/calendar day"\ntokens = "5/day"\ntools.web.eur = "2/hour"\n'
+        '[accounts.plans.pro]\nusd = "500/month"\n'
+    )
+    result = run("policy", "check", str(path))
+    assert (result.returncode, result.stderr) == (
+        0,
+        (
+            "note: accounts.plans.pro.usd is a rate, which refills all the time and raises no alert; "
+            "a budget has the word calendar, such as '500/calendar month'\n"
+        ),
+    )
+
+
 def test_policy_check_lists_all_mistakes(tmp_path: Path) -> None:
     path = tmp_path / "headgate.toml"
     path.write_text("warn_at = 9\n[limits]\nheavy = 5\n")
