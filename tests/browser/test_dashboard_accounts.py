@@ -241,6 +241,20 @@ def test_f1_an_agents_page_has_its_accounts_and_open_holds(visitors: Visitors) -
         expect(page.locator("#agent-accounts")).to_be_hidden()
 
 
+def test_f1_only_a_budget_in_all_never_resets(visitors: Visitors) -> None:
+    with running(PAYS) as hub, hub.agent("planner"):
+        gate = hub.hub.gate
+        gate.set_level_limit("agent", "requests", "1000000 in all")
+        gate.set_level_limit("agent", "tokens", "1000000/second")
+        gate.hold("planner", {"tokens": 1200}, lease=90)
+        hub.clock.advance(1)
+        page = visitors.come(hub, ADMIN)
+        agent_page(page, "planner")
+        rows = page.locator("#account-limits tbody tr")
+        expect(rows.filter(has_text="tokens").locator("td").last).to_have_text("\u2013")
+        expect(rows.filter(has_text="requests").locator("td").last).to_have_text("never")
+
+
 @pytest.mark.parametrize("token", [VIEWER, ""], ids=["viewer", "public"])
 def test_f1_only_an_admin_sees_accounts(visitors: Visitors, token: str) -> None:
     with running(PAYS, public_dashboard=True) as hub, hub.agent("planner"):

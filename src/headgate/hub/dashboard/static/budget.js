@@ -25,8 +25,8 @@ export function drawBudget(meter, budget) {
   return used;
 }
 
-/** When everything has come back. */
-export const resetText = ({ resets_at: at, spent, held }) => {
+/** When everything has come back. A rate that is full again has nothing to come back, even while something is held. */
+export const resetText = ({ resets_at: at, limit, spent, held }) => {
   if (at !== null) return timeText(at);
-  return Number(spent) || Number(held) ? "never" : "–";
+  return limit.endsWith(" in all") && (Number(spent) || Number(held)) ? "never" : "–";
 };
