@@ -7,11 +7,12 @@ coroutine that is cancelled throws into its awaitable in a way that Python 3.12 
 import logging
 from collections.abc import Coroutine, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from headgate import _hold_async
 from headgate._native import i64, mypyc_attr
 from headgate.errors import HoldError, StoreError, UnknownHold, refuse
+from headgate.hold_owner import HoldOwner
 from headgate.lease_renewer import RENEWERS
 from headgate.limits.decision import Decision, Limit
 from headgate.limits.numbers import LARGEST, Number, microseconds
@@ -30,9 +31,6 @@ from headgate.stores.holds import (
     refuse_other_costs,
 )
 from headgate.stores.memory import MemoryStore
-
-if TYPE_CHECKING:
-    from headgate.holds import HoldOwner
 
 SHORTEST_LEASE: Final = 1_000
 """Microseconds."""
@@ -68,7 +66,7 @@ class Hold:
 
     def __init__(
         self,
-        owner: "HoldOwner",
+        owner: HoldOwner,
         asks: tuple[Ask, ...],
         hold_id: str,
         lease: int,
@@ -397,7 +395,7 @@ class LocalHolds:
 
     def __init__(
         self,
-        owner: "HoldOwner",
+        owner: HoldOwner,
         store: MemoryStore,
         name: str,
         limit: Limit,
@@ -424,7 +422,7 @@ class LocalHolds:
 
 
 def local_holds(
-    owner: "HoldOwner", store: object, name: str, limit: Limit, low: int, waiting: Mapping[str, object]
+    owner: HoldOwner, store: object, name: str, limit: Limit, low: int, waiting: Mapping[str, object]
 ) -> LocalHolds | None:
     """What makes the holds of a limiter in memory; None if they are of another store, or have several pieces."""
     if not isinstance(store, MemoryStore) or store.holds.remembers or len(limit.pieces) > 1:

@@ -23,6 +23,7 @@ OnExpiry: TypeAlias = Literal["keep", "release"]
 KEEP: Final = 86_400
 """Number for which a hold is remembered after its end."""
 
+_KEEP: Final = "keep"
 _WEEK: Final = 604_800  # seconds
 _FOREVER: Final[i64] = 2**62
 
@@ -85,7 +86,13 @@ class LimiterChecks:
         end.
         """
         local = self._local
-        if local is None or hold_id is not None or type(timeout) is not int or timeout != 0 or on_expiry != "keep":
+        if (
+            local is None
+            or hold_id is not None
+            or type(timeout) is not int
+            or timeout != 0
+            or (on_expiry is not _KEEP and on_expiry != _KEEP)
+        ):
             return self._hold(key, cost, lease, timeout, hold_id, on_expiry, keep, max_age)
         name = key if type(key) is str else key_of(key)
         units: i64 = (

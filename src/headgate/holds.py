@@ -4,11 +4,12 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from decimal import Decimal
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from headgate._hold_hot import LONGEST_LEASE, SHORTEST_LEASE, lease_of, with_costs
 from headgate._hold_hot import Hold as Hold
-from headgate.errors import HoldError, RateLimited, StoreError, refuse
+from headgate.errors import HoldError, StoreError, refuse
+from headgate.hold_owner import HoldOwner as HoldOwner
 from headgate.limits.decision import Decision
 from headgate.limits.numbers import microseconds
 from headgate.stores.base import Ask, ServerStore, Verb
@@ -18,36 +19,12 @@ from headgate.stores.holds import (
     MAX_OPEN_HOLDS,
     HoldAnswer,
     HoldState,
-    HoldStore,
     HoldTerms,
     ListedHold,
 )
 
 _LONGEST_ID: Final = 200
 _RECHECK: Final = 250_000  # microseconds
-
-
-class HoldOwner(Protocol):
-    """What makes holds: it has the store, and knows how costs are read and denials told."""
-
-    @property
-    def hold_store(self) -> HoldStore: ...
-
-    @property
-    def low(self) -> int:
-        """The share of the capacity, in thousandths, below which a decision warns."""
-
-    def read_costs(self, cost: object, unnamed: tuple[int, ...]) -> tuple[int, ...]:
-        """The cost of each ask, in smallest units, from what a caller gives: 0 or more.
-
-        Of an ask for a resource that the caller doesn't name, it is what `unnamed` has in its place.
-        """
-
-    def denial(self, key: str, decision: Decision) -> RateLimited:
-        """The error for a denied hold."""
-
-    def freed(self, key: str) -> None:
-        """Something may have come back: those who wait for the key can look."""
 
 
 class HoldAttempt:
@@ -73,8 +50,7 @@ class HoldAttempt:
         self._owner: Final = owner
         self._store: Final = owner.hold_store
         self._asks: Final = asks
-        terms = _terms(lease, hold_id, on_expiry, keep)
-        self._terms: Final = terms._replace(note=note, shape=shape, most=most, forced=forced)
+        self._terms: Final = _terms(lease, hold_id, on_expiry, keep, note, shape, most, forced)
         self._make: Final = make
         self._own_id: Final = hold_id is None
         self._max_age: Final = None if max_age is None else microseconds("hold max_age", max_age)
@@ -195,7 +171,9 @@ class PendingHold:
             await self._made.__aexit__(kind, error, at)
 
 
-def _terms(lease: object, hold_id: object, on_expiry: object, keep: object) -> HoldTerms:
+def _terms(
+    lease: object, hold_id: object, on_expiry: object, keep: object, note: str, shape: str, most: int, forced: bool
+) -> HoldTerms:
     """The terms of a hold, from what a caller gives."""
     if on_expiry not in ("keep", "release"):
         refuse("hold on_expiry", "'keep' or 'release'", on_expiry)
@@ -204,6 +182,10 @@ def _terms(lease: object, hold_id: object, on_expiry: object, keep: object) -> H
         lease_of(lease),
         on_expiry == "release",
         microseconds("hold keep", keep, LONGEST_LEASE),
+        note,
+        shape,
+        most,
+        forced,
     )
 
 

@@ -160,6 +160,9 @@ class LeastHeadroom:
     def give_back(self, serial: i64, given: i64) -> None:
         """Take note that a hold has given back so many units: more than none, and at most its least headroom."""
         one = self.top
+        if one is not None and one.below is None and one.room > given:  # as most are
+            one.room -= given
+            return
         while one is not None and one.serial > serial:
             one.room -= given
             one = one.below

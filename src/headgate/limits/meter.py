@@ -18,11 +18,12 @@ _decisions: Final[dict[str, Decision]] = {}  # for each zone the only one that t
 class MeterState:
     """What was used on each day, by the day's start in microseconds since 1970."""
 
-    __slots__ = ("ahead", "amount", "newest", "other_days", "root")
+    __slots__ = ("ahead", "amount", "end", "newest", "other_days", "root")
 
     def __init__(self) -> None:
         self.ahead: i64 = 0
         self.newest: i64 = -1  # the day of the last look
+        self.end: i64 = -1  # of that day
         self.amount: i64 = 0  # what was used on it
         self.other_days: Final[dict[int, int]] = {}
         self.root = ""  # of the ask: for the store, which lists what was used
@@ -52,8 +53,11 @@ class MeterState:
         else:
             self.other_days.pop(day, None)
 
-    def turn_to(self, day: i64) -> None:
+    def turn_to(self, day: i64, end: i64) -> None:
         """Begin to count on another day, and forget those that are too old."""
+        self.end = end
+        if day == self.newest:
+            return
         for old in [old for old in self.other_days if old <= day - KEPT]:
             self.other_days.pop(old, None)
         if self.amount and self.newest > day - KEPT:
@@ -65,6 +69,7 @@ class MeterState:
         copied = MeterState()
         copied.ahead = self.ahead
         copied.newest = self.newest
+        copied.end = self.end
         copied.amount = self.amount
         copied.root = self.root
         copied.other_days.update(self.other_days)
@@ -128,9 +133,10 @@ class Meter(Limit):
 
     def wait(self, state: State, now: i64, cost: i64) -> i64:
         assert isinstance(state, MeterState)
-        start = self.day_at(now + state.ahead)
-        if start != state.newest:
-            state.turn_to(start)
+        moment = now + state.ahead
+        if not state.newest <= moment < state.end:
+            day = self._day_at(moment)
+            state.turn_to(day[0], day[1])
         return 0
 
     def spend(self, state: State, now: i64, cost: i64) -> None:
@@ -160,13 +166,13 @@ class Meter(Limit):
     def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> Decision:
         return self._decision
 
-    def day_at(self, moment: i64) -> i64:
-        """The start of the day of a moment, in microseconds since 1970."""
+    def _day_at(self, moment: i64) -> tuple[int, ...]:
+        """The start and the end of the day of a moment, in microseconds since 1970."""
         current = self._current
         if not current[0] <= moment < current[1]:
             current = self._calendar.at(max(moment, 0))
             self._current = current
-        return current[0]
+        return current
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Meter) and self._zone == other._zone

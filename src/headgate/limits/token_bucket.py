@@ -197,7 +197,9 @@ class TokenBucket(Limit):
     def mark(self, state: State) -> tuple[i64, i64]:
         assert isinstance(state, BucketState)
         headroom = state.headroom
-        return (0, 0) if headroom is None else (headroom.epoch, headroom.add(self._full - state.level))
+        if headroom is None:  # not in one expression, which would make an object
+            return 0, 0
+        return headroom.epoch, headroom.add(self._full - state.level)
 
     def correct(self, state: State, now: i64, held: i64, actual: i64, mark: i64, serial: i64) -> None:
         assert isinstance(state, BucketState)

@@ -89,6 +89,12 @@ class HeldPiece(Charge):
 
     def find(self, limit: Limit, cost: i64, now: i64, ahead: i64) -> None:
         """Find the state of the key, or make one, bring it up to now, and find the wait until a cost passes."""
+        self.find_state(limit, now)
+        if self.table.calendar:
+            limit.align(self.state, ahead)
+        self.wait = limit.wait(self.state, now, cost)
+
+    def find_state(self, limit: Limit, now: i64) -> None:
         found = self.table.find(self.key)
         if found is not None:
             self.state = found
@@ -96,9 +102,6 @@ class HeldPiece(Charge):
         elif self.known or self.state is None:
             self.state = limit.fresh(now)
             self.known = False
-        if self.table.calendar:
-            limit.align(self.state, ahead)
-        self.wait = limit.wait(self.state, now, cost)
 
     def keep(self, now: i64) -> None:
         """Keep a new state, unless it counts nothing."""
@@ -191,10 +194,12 @@ class MemoryHold(HeldPiece):
     def pieces(self) -> list[HeldPiece]:
         return [self] if self.rest is None else [self, *self.rest]
 
-    def places(self) -> list[int]:
-        """For each piece the place of its ask."""
+    def places(self) -> list[int] | None:
+        """For each piece the place of its ask; None if each ask is one piece."""
         if self.asks is None:
-            return [0]
+            return None if self.rest is None else [0] * (1 + len(self.rest))
+        if self.rest is not None and len(self.asks) == 1 + len(self.rest):
+            return None
         return [place for place, ask in enumerate(self.asks) for _ in range(len(ask.limit.pieces))]
 
     def asks_for(self, asks: Sequence[Ask], more: list[int]) -> Sequence[Ask]:

@@ -36,7 +36,7 @@ from headgate.stores.holds import (
 from headgate.stores.memory_tables import LATER, Tables
 
 _BETWEEN_SWEEPS: Final[i64] = 64  # new holds from one sweep to the next
-_SWEPT: Final[i64] = 2  # holds that are looked at for each new one, whether they can be forgotten
+_SWEPT: Final[i64] = 4  # holds that are looked at for each new one, whether they can be forgotten
 _FEW: Final = 16  # pieces that are compared one by one
 
 _log = logging.getLogger("headgate")
@@ -128,7 +128,7 @@ class MemoryHolds:
                 self._refuse_more(held.table.name, held.key, now, MAX_OPEN_HOLDS)
             pieces: list[HeldPiece] = [held]
             self._make_room(pieces, now)
-            denied = self._take(pieces, [held.limit], [held.cost], pieces, now, held.end)
+            denied = self._take(pieces, [held.limit], [held.cost], None, now, held.end)
             (decision,) = self._decide(pieces, [held.limit], [held.cost], denied, low, now)
             if denied:
                 held.status = DENIED
@@ -207,13 +207,13 @@ class MemoryHolds:
         limits = [piece.limit for piece in pieces]
         asked = [max(piece.cost, 1) for piece in pieces]
         size = self._tables.size
-        denied = self._take(pieces, limits, asked, pieces, now, held.end)
+        denied = self._take(pieces, limits, asked, None, now, held.end)
         parts = self._decide(pieces, limits, asked, denied, low, now)
         decision = _binding(parts, asks)
         if denied and not forced:
             return _answer(decision, DENIED, costs, 0, parts)
         if denied:
-            self._force(pieces, limits, pieces, now, held.end)
+            self._force(pieces, limits, None, now, held.end)
         for i in range(len(pieces)):
             pieces[i].leave()
         self._record_hold(held, asks, terms, now)
@@ -349,21 +349,23 @@ class MemoryHolds:
         if self._tables.size + len(asks) > self._tables.max_keys:
             self._tables.make_room(now)  # before tables are looked up: it may drop empty ones
         hold_id, lease, release, keep, note, shape, _, forced = terms
-        pieces = pieces_of(asks)
-        name, key, limit, cost, root = pieces[0]
-        held = MemoryHold(self._tables.table_of(name, limit), key, limit, cost, root, now + lease, keep)
+        held: MemoryHold | None = None
+        rest: list[HeldPiece] = []
+        for name, key, limit, cost, root in pieces_of(asks):
+            table = self._tables.table_at_hand(name, limit)
+            if held is None:
+                held = MemoryHold(table, key, limit, cost, root, now + lease, keep)
+            else:
+                rest.append(HeldPiece(table, key, limit, cost, root))
+        assert held is not None
         held.hold_id = hold_id
         held.release = release
         held.forced = forced
         held.note = note
         held.shape = shape
-        if len(pieces) > 1:
+        if rest:
             held.costs = costs
             held.asks = tuple(asks)
-            rest: list[HeldPiece] = []
-            for i in range(1, len(pieces)):
-                name, key, limit, cost, root = pieces[i]
-                rest.append(HeldPiece(self._tables.table_of(name, limit), key, limit, cost, root))
             held.rest = rest
         return held
 
@@ -399,51 +401,61 @@ class MemoryHolds:
         pieces: list[HeldPiece],
         limits: list[Limit],
         asked: list[int],
-        charges: Sequence[Charge],
+        charges: list[Charge] | None,
         now: i64,
         end: i64,
     ) -> bool:
-        """Take all costs, and slots until `end` (0: none), or nothing: True if it is denied."""
+        """Take all costs, and slots until `end` (0: none), or nothing: True if it is denied.
+
+        The charges are those of an extension; those of a new hold are the pieces themselves.
+        """
         ahead = self._ahead(pieces, now)
-        self._waits(pieces, limits, asked, now, ahead, end)
+        changes = self._tables.changes
+        self._waits(pieces, limits, asked, now, ahead, end, True)
         for i in range(len(pieces)):
-            charges[i].prepare(pieces[i].state)
+            (pieces[i] if charges is None else charges[i]).prepare(pieces[i].state)
         if self._lacks_room(pieces):
             return True
         # From here on nothing is allocated that the garbage collector tracks.
-        if self._waits(pieces, limits, asked, now, ahead, end):
+        if self._waits(pieces, limits, asked, now, ahead, end, changes != self._tables.changes):
             return True
         self._spend(pieces, charges, now, end)
         return False
 
     def _waits(
-        self, pieces: list[HeldPiece], limits: list[Limit], asked: list[int], now: i64, ahead: i64, end: i64
+        self, pieces: list[HeldPiece], limits: list[Limit], asked: list[int], now: i64, ahead: i64, end: i64, find: bool
     ) -> bool:
-        """Find the states of pieces, and say whether any of them has to wait."""
+        """Say whether any piece has to wait, after finding the states if they aren't known."""
         waits = False
         for i in range(len(pieces)):
             piece = pieces[i]
-            piece.find(limits[i], asked[i], now, ahead)
+            limit = limits[i]
+            if find:
+                piece.find(limit, asked[i], now, ahead)
+            else:
+                piece.wait = limit.wait(piece.state, now, asked[i])
             if end == 0 and piece.table.slots:
                 piece.wait = 0  # the hold has its slot
             waits = waits or piece.wait != 0
         return waits
 
-    def _spend(self, pieces: list[HeldPiece], charges: Sequence[Charge], now: i64, end: i64) -> None:
+    def _spend(self, pieces: list[HeldPiece], charges: list[Charge] | None, now: i64, end: i64) -> None:
         for i in range(len(pieces)):
             piece = pieces[i]
-            charges[i].take(piece.state, now)
+            if charges is None:
+                piece.take(piece.state, now)
+            else:
+                charges[i].take(piece.state, now)
             if end != 0 and piece.table.slots:
                 piece.limit.take_slot(piece.state, end)
             piece.keep(now)
 
     def _force(
-        self, pieces: list[HeldPiece], limits: list[Limit], charges: Sequence[Charge], now: i64, end: i64
+        self, pieces: list[HeldPiece], limits: list[Limit], charges: list[Charge] | None, now: i64, end: i64
     ) -> None:
         """Take all costs, and slots until `end` (0: none), whatever is left."""
-        self._waits(
-            pieces, limits, [1] * len(pieces), now, self._ahead(pieces, now), end
-        )  # again: a finalizer may spend
+        ones = [1] * len(pieces)
+        self._waits(pieces, limits, ones, now, self._ahead(pieces, now), end, True)  # again: a finalizer may have spent
         self._spend(pieces, charges, now, end)
 
     def _decide(
@@ -465,7 +477,8 @@ class MemoryHolds:
         for i in range(len(pieces)):
             piece = pieces[i]
             piece.find(piece.limit, 0, now, ahead)
-            piece.count(piece.state, now, 0 if held.released else before[places[i]], actual[places[i]])
+            place = i if places is None else places[i]
+            piece.count(piece.state, now, 0 if held.released else before[place], actual[place])
             piece.keep(now)
 
     def _free_slots(self, held: MemoryHold, pieces: list[HeldPiece], now: i64) -> None:
@@ -504,7 +517,7 @@ class MemoryHolds:
         """The decision on each piece right now."""
         parts: list[Decision] = []
         for name, key, limit, _, root in pieces_of(asks):
-            piece = HeldPiece(self._tables.table_of(name, limit), key, limit, 0, root)
+            piece = HeldPiece(self._tables.table_at_hand(name, limit), key, limit, 0, root)
             piece.find(limit, cost, now, self._tables.wall_ahead(now) if piece.table.calendar else 0)
             parts.append(limit.decide(piece.state, now, cost, 0 if cost == 0 else piece.wait, low))
         return tuple(parts)
@@ -689,27 +702,27 @@ def _refuse_twice(pieces: list[HeldPiece]) -> None:
     else:
         twice = False
         for i in range(1, len(pieces)):
+            table = pieces[i].table
             for j in range(i):
-                twice = twice or (pieces[i].table is pieces[j].table and pieces[i].key == pieces[j].key)
+                if pieces[j].table is table and pieces[j].key == pieces[i].key:
+                    twice = True
     if twice:
         refuse("asks", "each key once", [piece.key for piece in pieces])
 
 
 def _same_limits(pieces: list[HeldPiece], asks: Sequence[Ask]) -> list[Limit] | None:
     """The limits of asks, if they count in the same places as the pieces of a hold; otherwise None."""
-    asked = pieces_of(asks)
-    if len(asked) != len(pieces):
-        return None
     limits: list[Limit] = []
-    for i in range(len(pieces)):
-        name, key, limit, _, _ = asked[i]
-        piece = pieces[i]
+    for name, key, limit, _, _ in pieces_of(asks):
+        if len(limits) == len(pieces):
+            return None
+        piece = pieces[len(limits)]
         if key != piece.key or name != piece.table.name:
             return None
         if limit is not piece.limit and limit.identity != piece.limit.identity:
             return None
         limits.append(limit)
-    return limits
+    return limits if len(limits) == len(pieces) else None
 
 
 def _binding(parts: tuple[Decision, ...], asks: Sequence[Ask]) -> Decision:

@@ -140,7 +140,7 @@ class RememberedHolds(MemoryHolds):
         ahead = self._tables.wall_ahead(now)
         before, places = held.all_costs(), held.places()
         rows: list[CountRow] = []
-        for piece, place in zip(pieces, places, strict=True):
+        for piece, place in zip(pieces, places or range(len(pieces)), strict=True):
             if _is_remembered(piece.limit):
                 piece.find(piece.limit, 0, now, ahead)
                 planned = _copied(piece.state)
