@@ -292,14 +292,14 @@ class RedisHolds:
             names = [self.keys.root(root) + days_ending(name)] if root is not None else None
             if names is None:
                 names = self._clients.call(partial(_scan, pattern=self.keys.days_pattern(name)), timeouts=None)
-            return drive(self._usage(name, first, last, names), self._perform)
+            return drive(self._usage(name, first, last, names, root), self._perform)
 
     async def aread_usage(self, name: str, first: int, last: int, root: str | None = None) -> list[UsageRow]:
         with server_errors():
             names = [self.keys.root(root) + days_ending(name)] if root is not None else None
             if names is None:
                 names = await self._clients.acall(partial(_ascan, pattern=self.keys.days_pattern(name)), timeouts=None)
-            return await adrive(self._usage(name, first, last, names), self._aperform)
+            return await adrive(self._usage(name, first, last, names, root), self._aperform)
 
     def _give_back_due(self, name: str, root: str, zone: str) -> Flow[Step, None]:
         """Have expired holds give back what they have used, if their terms say so: a look at the meter does that."""
@@ -307,16 +307,19 @@ class RedisHolds:
         if (yield ("EXISTS", stored)):
             yield PeekEachRequest(self.keys, [Ask(name, "", Meter(zone), 1, root)], 0)
 
-    def _usage(self, name: str, first: int, last: int, names: list[bytes]) -> Flow[Step, list[UsageRow]]:
+    def _usage(
+        self, name: str, first: int, last: int, names: list[bytes], asked: str | None
+    ) -> Flow[Step, list[UsageRow]]:
         rows: list[UsageRow] = []
         for stored in names:
-            root = self.keys.root_of(stored)
+            root = self.keys.root_of(stored) if asked is None else asked
+            start_of_names = stored.removesuffix(days_ending(name))
             days = yield ("ZRANGEBYSCORE", stored, first, f"({last}")
             for zone in sorted({day.decode().rpartition(":")[0] for day in days}):
                 yield from self._give_back_due(name, root, zone)
             for day in days:
                 zone, _, start = day.decode().rpartition(":")
-                counted = yield ("HGETALL", self.keys.root(root) + meter_ending(name, zone) + encode(start))
+                counted = yield ("HGETALL", start_of_names + meter_ending(name, zone) + encode(start))
                 pairs = list(counted.items()) if isinstance(counted, dict) else _pairs(counted)
                 for key, used in pairs:
                     amount = min(int(used), LARGEST)

@@ -357,8 +357,10 @@ class Keys:
         ending = stored[len(self._start) :].partition(b"}")[2]
         if ending.startswith(b"/"):  # the key, after its root
             ending = ending.partition(b"}")[2]
+        if ending[:1] not in (b"b", b"w", b"c", b"s"):  # others need not be text
+            return []
         kind, _, text = ending.decode("utf-8", "surrogatepass").partition(":")
-        if len(kind) != _MARK_LENGTH or kind[0] not in "bwcs" or kind[1:] != FORMAT:
+        if len(kind) != _MARK_LENGTH or kind[1:] != FORMAT:
             return []
         if kind[0] == "c":  # the unit may have a colon in it
             text = text.partition(" ")[2]
