@@ -6,10 +6,12 @@ processor's; on a server it is wall time, since the server works too.
 
 import asyncio
 import gc
+import itertools
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from secrets import token_hex
 from statistics import median
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +24,12 @@ from benchmarks.redis_report import ONE_CORE, TWO_CORES
 from benchmarks.redis_suite import server, used_memory
 from benchmarks.report import Bar, at_most, bar_list, machine_line, table
 from benchmarks.suite import say
-from headgate import Hold, Limiter, RedisStore
+from headgate import Hold, Limit, Limiter, RedisStore, per_day
+from headgate.limits.budget import Budget
+from headgate.limits.fixed import UNLIMITED
+from headgate.limits.meter import Meter
+from headgate.stores.base import Ask
+from headgate.stores.holds import HoldTerms
 
 PACKAGES: Final = ("redis", "hiredis")
 
@@ -33,6 +40,8 @@ TASKS: Final = "50 tasks"
 CHECK: Final = "check"
 PAIR: Final = "hold + settle"
 SLOTS_PAIR: Final = "hold + settle, two limits, one of them slots"
+ACCOUNTS: Final = "hold on 5 levels of accounts"
+ACCOUNTS_PAIR: Final = "the same + settle"
 
 MOST_ON_SERVER: Final = 2.2
 """Times a check that a hold and its settling may take on a server."""
@@ -41,6 +50,10 @@ MOST_CHANGE: Final = 0.2
 """By which open holds may change the time of another one."""
 MOST_BYTES: Final = 250
 """That an open hold may need on a server."""
+MOST_ON_LEVELS: Final = 2
+"""Times a check that a hold on 5 levels may take on a server."""
+MOST_ON_LEVELS_IN_TASKS: Final = 3.5
+MOST_BYTES_ON_LEVELS: Final = 400
 
 _LIMIT: Final = "1000000000/day"  # nothing is denied
 _WITH_SLOTS: Final = f"{_LIMIT}; 100000 in flight"
@@ -49,6 +62,8 @@ _FEW: Final = 10
 _MANY: Final = 100_000
 _LEASE: Final = 86_400  # seconds: longer than any run
 _AT_ONCE: Final = 1000
+_SHAPE: Final = "tokens\torganisation-/team-0000001/agent-000001\t1000000000/day\n" * 5
+_SETTLED: Final = [1, 3, 1, 3, 3, 3, 3, 3]
 
 
 class Scale(NamedTuple):
@@ -80,6 +95,7 @@ class Results:
     """For each place, a hold and its settling by how many others of its key are open."""
     open: int = 0
     bytes_per_hold: float = 0
+    bytes_on_levels: float = 0
 
     def ratio(self, place: str, label: str = PAIR) -> float:
         return self.times[place][label].best / self.times[place][CHECK].best
@@ -99,6 +115,73 @@ def measure(scale: Scale) -> Results:
             _on_server(results, scale, store, int(info["process_id"]))
         asyncio.run(_tasks(results, scale, url))
         return results
+
+
+class Accounts:
+    """Holds on five levels of accounts, each with one limit, in ten trees: as a gate asks a store for them."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self.store: Final = store
+        self._numbers: Final = itertools.count(1)
+        self._start: Final = token_hex(6)
+        self._limits: Final[list[Limit]] = [
+            Budget(10**12, "month"),
+            per_day(10**9),
+            per_day(10**9),
+            Budget(10**12, "day"),
+            Budget(10**12),
+        ]
+        self._asks: Final[dict[str, list[Ask]]] = {}
+
+    def asks(self, key: str) -> list[Ask]:
+        """What a hold of an agent asks for: its home, two meters, and the limits."""
+        found = self._asks.get(key)
+        if found is None:
+            tree = sum(key.encode()) % 10
+            path = [f"organisatio{tree}", f"team-{tree:07}", key.rjust(12, "-"), f"session-{tree:04}", "task-0000001"]
+            paths = ["/".join(path[: level + 1]) for level in range(5)]
+            meters = [
+                (f"{paths[2]}\tweb-search-1\t{resource}", cost) for resource, cost in (("tokens", 5), ("calls", 1))
+            ]
+            found = [Ask("accounts", path[0], UNLIMITED, 1)]
+            found += [Ask("usage", meter, Meter(), cost, path[0]) for meter, cost in meters]
+            limits = zip(paths, self._limits, strict=True)
+            found += [Ask("tokens", where, limit, 5, path[0]) for where, limit in limits]
+            self._asks[key] = found
+        return found
+
+    def terms(self, key: str) -> HoldTerms:
+        hold_id = f"{key.rjust(12, '-')}/{self._start}-{next(self._numbers):x}"
+        return HoldTerms(hold_id, _LEASE * 10**6, False, 86_400 * 10**6, "web-search-1\tsession-0001", _SHAPE)
+
+    def hold(self, key: str) -> bool:
+        return bool(self.store.hold(self.asks(key), 100, self.terms(key)).decision)
+
+    async def ahold(self, key: str) -> bool:
+        return bool((await self.store.ahold(self.asks(key), 100, self.terms(key))).decision)
+
+    def pair(self, key: str) -> None:
+        asks, terms = self.asks(key), self.terms(key)
+        self.store.hold(asks, 100, terms)
+        self.store.settle(asks, 100, terms.hold_id, _SETTLED)
+
+    async def apair(self, key: str) -> None:
+        asks, terms = self.asks(key), self.terms(key)
+        await self.store.ahold(asks, 100, terms)
+        await self.store.asettle(asks, 100, terms.hold_id, _SETTLED)
+
+    def contenders(self) -> dict[str, Contender]:
+        def run(verb: Callable[[str], object]) -> Callable[[Iterable[str]], None]:
+            def run_all(keys: Iterable[str]) -> None:
+                for key in keys:
+                    verb(key)
+
+            return run_all
+
+        return {
+            ACCOUNTS: Contender(run(self.hold), self.hold),
+            ACCOUNTS_PAIR: Contender(run(self.pair), self.hold),
+        }
 
 
 def _contenders(**options: Any) -> dict[str, Contender]:
@@ -151,7 +234,7 @@ def _on_server(results: Results, scale: Scale, store: RedisStore, process: int) 
     """On the server's core and on another one: the choice changes the times and their ratios."""
     cores = sorted(os.sched_getaffinity(0))
     places = {ONE_CORE: cores[0]} | ({TWO_CORES: cores[1]} if len(cores) > 1 else {})
-    turns = _turns(_contenders(store=store), scale.checks)
+    turns = _turns(_contenders(store=store) | Accounts(store).contenders(), scale.checks)
     limiter = Limiter(_LIMIT, store=store, name="crowd")
     crowds = {}
     for count in (_FEW, scale.open):
@@ -195,6 +278,19 @@ def _memory(results: Results, scale: Scale, store: RedisStore, client: redis.Red
     hold_many(limiter, "many", scale.open)
     results.bytes_per_hold = (used_memory(client) - before) / scale.open
     client.execute_command("FLUSHALL", "SYNC")  # type: ignore[no-untyped-call]
+    accounts = Accounts(store)
+
+    async def hold_on_levels(many: int) -> None:
+        for first in range(0, many, _AT_ONCE):
+            held = await asyncio.gather(*[accounts.ahold("agent-000001") for _ in range(min(_AT_ONCE, many - first))])
+            if not all(held):
+                raise RuntimeError("expected that all are granted")
+
+    asyncio.run(hold_on_levels(_AT_ONCE))
+    before = used_memory(client)
+    asyncio.run(hold_on_levels(scale.open))
+    results.bytes_on_levels = (used_memory(client) - before) / scale.open
+    client.execute_command("FLUSHALL", "SYNC")  # type: ignore[no-untyped-call]
 
 
 async def _tasks(results: Results, scale: Scale, url: str) -> None:
@@ -209,7 +305,13 @@ async def _tasks(results: Results, scale: Scale, url: str) -> None:
             hold = await limiter.ahold(key, 5)
             await hold.asettle(3)
 
-        contenders: dict[str, Callable[[str], Awaitable[object]]] = {CHECK: limiter.acheck, PAIR: pair}
+        accounts = Accounts(store)
+        contenders: dict[str, Callable[[str], Awaitable[object]]] = {
+            CHECK: limiter.acheck,
+            PAIR: pair,
+            ACCOUNTS: accounts.ahold,
+            ACCOUNTS_PAIR: accounts.apair,
+        }
         times: dict[str, list[float]] = {label: [] for label in contenders}
         for number in range(scale.rounds + 1):
             for label, verb in contenders.items():
@@ -238,12 +340,17 @@ def _expect_server(store: RedisStore) -> None:
 
 
 def markdown(results: Results) -> str:
-    labels = (CHECK, PAIR, SLOTS_PAIR)
+    labels = (CHECK, PAIR, SLOTS_PAIR, ACCOUNTS, ACCOUNTS_PAIR)
     rows = [
-        [place, *[_time(times.get(label)) for label in labels], f"{results.ratio(place):.2f} x"]
+        [
+            place,
+            *[_time(times.get(label)) for label in labels],
+            f"{results.ratio(place):.2f} x",
+            f"{results.ratio(place, ACCOUNTS):.2f} x" if ACCOUNTS in times else report.NONE,
+        ]
         for place, times in results.times.items()
     ]
-    head = ["µs", *labels, "hold + settle to a check"]
+    head = ["µs", *labels, "hold + settle to a check", "5 levels to a check"]
     crowds = [
         [place, *[_time(times[count]) for count in (_FEW, results.open)], f"{results.growth(place):.2f} x"]
         for place, times in results.crowds.items()
@@ -254,8 +361,10 @@ def markdown(results: Results) -> str:
     note = (
         f"A hold of 5 that is settled with 3, of {_KEYS} keys; nothing is denied. In memory the time is the "
         "processor's; on a server it is wall time. Both in the best round; contenders take turns within a round. An "
-        f"open hold needs {results.bytes_per_hold:.0f} bytes in the server: the growth of its memory for each of "
-        f"{results.open:,}. Noise: the median round was up to {noise:.0%} slower than the best."
+        f"open hold needs {results.bytes_per_hold:.0f} bytes in the server, and one on 5 levels "
+        f"{results.bytes_on_levels:.0f}: the growth of its memory for each of {results.open:,}. On 5 levels (with "
+        "names of 12 characters) there are two meters, three budgets and two buckets, asked of the store. Noise: the "
+        f"median round was up to {noise:.0%} slower than the best."
     )
     parts = [
         machine_line(results.machine), table(head, rows), table(crowd_head, crowds), note, bar_list(bars(results)),
@@ -273,8 +382,15 @@ def bars(results: Results) -> list[Bar]:
         if place != TASKS:
             most = MOST_IN_MEMORY if place == MEMORY else MOST_ON_SERVER
             found.append(at_most(f"{place}: {PAIR} at most {most} times a check", results.ratio(place), most))
+        if place != MEMORY:
+            most = MOST_ON_LEVELS_IN_TASKS if place == TASKS else MOST_ON_LEVELS
+            found.append(
+                at_most(f"{place}: {ACCOUNTS} at most {most} times a check", results.ratio(place, ACCOUNTS), most)
+            )
     for place in results.crowds:
         what = f"{place}: with {_MANY:,} open holds of the key at most {MOST_CHANGE:.0%} more than with {_FEW}"
         found.append(at_most(what, results.growth(place) if results.open == _MANY else None, 1 + MOST_CHANGE))
     found.append(at_most(f"at most {MOST_BYTES} bytes per open hold on a server", results.bytes_per_hold, MOST_BYTES))
+    what = f"at most {MOST_BYTES_ON_LEVELS} bytes per open hold on 5 levels on a server"
+    found.append(at_most(what, results.bytes_on_levels, MOST_BYTES_ON_LEVELS))
     return found

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.support.hold_model import SECOND, random_history
-from tools.check_history import Crime, NoHistory, check_history
+from tools.check_history import Crime, check_history
 from tools.history_accounts import Curve
+from tools.history_calls import NoHistory
 
 pytestmark = pytest.mark.once
 
@@ -143,6 +144,143 @@ def test_a_forged_history_is_convicted(name: str) -> None:
     found = crimes(*lines)
     assert [crime.kind for crime in found] == [kind], found
     assert str(len(LIMITS) + len(lines)) in found[0].lines, "it was committed in the last line"
+
+
+# Holds over several levels --------------------------------------------------------------------------------------------
+
+METER: Line = {"limit": "U", "kind": "meter"}  # line 5
+LEVELS = [["M", "acme"], ["M", "acme/a"], ["B", "acme/a"], ["S", "acme/a"], ["U", "acme/a"]]
+"""A budget on two levels, and on the lower one a bucket, a slot and a meter."""
+
+
+def levels(name: str, at: float, cost: int | list[int], said: str | None = "passed", **more: Any) -> Line:
+    return {**hold(name, "", at, said=said, **more), "limits": LEVELS, "cost": cost}
+
+
+def usage(at: float, counted: int, **more: Any) -> Line:
+    return {**call("usage", "", at, **more), "limits": [["U", "acme/a"]], "counted": counted}
+
+
+def look(limit: str, key: str, at: float, remaining: int) -> Line:
+    return {**peek("", at, remaining), "limits": [[limit, key]]}
+
+
+def find(name: str, at: float, state: str, cost: int | list[int], **more: Any) -> Line:
+    return call("find", "", at, **{"hold": name, "state": state, "cost": cost, **more})
+
+
+NEIGHBOUR = {**hold("n", "", 0, 7), "limits": [["M", "acme"], ["M", "acme/b"]]}
+
+FORGED_LEVELS = {
+    "only the upper level is exceeded": ("exceeded", [NEIGHBOUR, levels("h", 1, 4)]),
+    "only the lower level is exceeded": (
+        "exceeded", [{**call("charge", "", 0, cost=7), "limits": [["M", "acme/a"]]}, levels("h", 1, 4)],
+    ),
+    "an extend exceeds the upper level": ("exceeded", [NEIGHBOUR, levels("h", 1, 3), extend("h", 2, cost=1)]),
+    "a slot on one level is taken twice": ("exceeded", [levels("g", 0, 1), levels("h", 1, 1)]),
+    "a denial charges the upper level": (
+        "booked twice", [levels("g", 0, 1), levels("h", 1, 5, "denied"), look("M", "acme", 2, 4)],
+    ),
+    "a denial charges the lower level": (
+        "booked twice", [NEIGHBOUR, levels("h", 1, 5, "denied"), look("M", "acme/a", 2, 5)],
+    ),
+    "a denied extend charges another level": (
+        "booked twice",
+        [NEIGHBOUR, levels("h", 1, 3), extend("h", 2, "denied", cost=2), look("B", "acme/a", 2, 6)],
+    ),
+    "a denial is counted by a meter": ("booked twice", [NEIGHBOUR, levels("h", 1, 5, "denied"), usage(2, 5)]),
+    "one level isn't charged": ("lost", [levels("h", 0, 5), look("M", "acme", 1, 10)]),
+    "nothing is short on any level": ("wrongly denied", [levels("h", 0, 10, "denied")]),
+    "a cost of 0 passes where nothing is left": (
+        "exceeded", [levels("g", 0, [10, 1, 1, 1, 1], lease=SECOND), levels("h", 1, 0)],
+    ),
+    "a cost of 0 is denied where something is left": (
+        "wrongly denied", [levels("g", 0, [9, 9, 1, 1, 1], lease=SECOND), levels("h", 1, 0, "denied")],
+    ),
+    "a hold is settled twice": ("settled twice", [levels("h", 0, 5), settle("h", 1, 3), settle("h", 2, 4)]),
+    "a cancelled hold is settled": ("settled twice", [levels("h", 0, 5), cancel("h", 1), settle("h", 2, 4)]),
+    "a settle is counted beside the reservation": (
+        "booked twice", [levels("h", 0, 5), settle("h", 1, 3), usage(2, 8)],
+    ),
+    "a settle isn't counted": ("booked twice", [levels("h", 0, 5), settle("h", 1, 3), usage(2, 5)]),
+    "what was settled in excess isn't counted": ("lost", [levels("h", 0, 5), settle("h", 1, 7), usage(2, 5)]),
+    "a unit of usage is lost": (
+        "lost", [levels("g", 0, 5, lease=SECOND), levels("h", 2, [1, 1, 1, 1, 4]), settle("h", 3, 3), usage(4, 7)],
+    ),
+    "a killed holder's cost is counted twice": (
+        "booked twice", [killed(levels("h", 0, 5)), find("h", 1, "open", 5), usage(2, 10)],
+    ),
+    "a killed holder's cost isn't counted": (
+        "lost", [{**killed(levels("h", 0, 5)), "returned": SECOND // 2}, find("h", 1, "open", 5), usage(2, 0)],
+    ),
+    "a granted hold is unknown": ("lost", [levels("h", 0, 5), find("h", 1, "", 0, said="refused")]),
+    "a denied hold is known": ("ended", [levels("h", 0, 20, "denied"), find("h", 1, "open", 20)]),
+    "a hold is known with another cost": ("booked twice", [levels("h", 0, 5), find("h", 1, "open", 6)]),
+    "a settled hold is known with less": ("lost", [levels("h", 0, 5), settle("h", 1, 4), find("h", 2, "settled", 3)]),
+    "a settled hold is open": ("lost", [levels("h", 0, 5), settle("h", 1, 5), find("h", 2, "open", 5)]),
+    "a hold is settled by nobody": ("booked twice", [levels("h", 0, 5), find("h", 2, "settled", 3)]),
+    "a forced hold isn't counted": ("exceeded", [levels("g", 0, 12, lease=SECOND, forced=True), levels("h", 1, 1)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORGED_LEVELS)
+def test_a_forged_history_over_several_levels_is_convicted(name: str) -> None:
+    kind, lines = FORGED_LEVELS[name]
+    found = check_history([*LIMITS, METER, *lines])
+    assert {crime.kind for crime in found} == {kind}, found
+    assert str(len(LIMITS) + 1 + len(lines)) in found[-1].lines, "it was committed in the last line"
+
+
+ENDED_IN_TIME = {"returned": SECOND // 2}
+HONEST_LEVELS = {
+    "a denial on one level changes nothing on another": [
+        NEIGHBOUR, levels("h", 1, 4, "denied"), look("M", "acme/a", 2, 10), look("B", "acme/a", 2, 10), usage(2, 0),
+        levels("h2", 3, 3), look("M", "acme", 4, 0), usage(4, 3),
+    ],
+    "what is settled is used": [
+        levels("h", 0, 5), usage(0, 5), settle("h", 1, 7), usage(2, 7), levels("g", 3, [1, 1, 0, 1, 1], release=True),
+        usage(4, 8), usage(13, 7), cancel("h2", 13, said="refused"),
+    ],
+    "a cost of 0": [
+        levels("g", 0, [9, 9, 1, 1, 1], lease=SECOND), levels("h", 1, 0, lease=SECOND), levels("i", 2, [1, 1, 1, 1, 1]),
+        levels("j", 3, 0, "denied"), usage(4, 2),
+    ],
+    "a forced hold": [
+        levels("g", 0, 12, forced=True), levels("h", 1, 0, "denied"), extend("g", 2, cost=3), usage(3, 15),
+        settle("g", 4, 2), levels("h2", 5, 8), usage(6, 10),
+    ],
+    "a killed hold that took effect": [
+        {**killed(levels("h", 0, 5)), **ENDED_IN_TIME}, find("h", 1, "expired", 5), usage(2, 5),
+    ],
+    "a killed hold that did not": [
+        {**killed(levels("h", 0, 5)), **ENDED_IN_TIME}, find("h", 1, "", 0, said="refused"), usage(2, 0),
+    ],
+    "a killed settle that took effect": [
+        levels("h", 0, 5), {**killed(settle("h", 0.1, 2)), **ENDED_IN_TIME}, find("h", 1, "settled", 2), usage(2, 2),
+    ],
+    "a killed settle that did not": [
+        levels("h", 0, 5), {**killed(settle("h", 0.1, 2)), **ENDED_IN_TIME}, find("h", 1, "open", 5), usage(2, 5),
+    ],
+    "a killed extend that took effect": [
+        levels("h", 0, 5), {**killed(extend("h", 0.1, cost=2)), **ENDED_IN_TIME}, find("h", 1, "open", 7), usage(2, 7),
+    ],
+    "a killed extend that did not": [
+        levels("h", 0, 5), {**killed(extend("h", 0.1, cost=2)), **ENDED_IN_TIME}, find("h", 1, "open", 5), usage(2, 5),
+    ],
+    "an extend while another limit is in debt": [
+        levels("h", 0, 1), {**call("charge", "", 0, cost=12), "limits": [["B", "acme/a"]]},
+        extend("h", 1, "denied", cost=[1, 1, 0, 0, 1]), usage(2, 1),
+    ],
+    "a find while a call is under way": [
+        levels("h", 0, 5), settle("h", 1, 3, until=3), find("h", 2, "open", 5), usage(4, 3),
+    ],
+    "a cancel and a settle with nothing": [levels("h", 0, 5), cancel("h", 1), settle("h", 2, 0), usage(2, 0)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HONEST_LEVELS)
+def test_an_honest_history_over_several_levels_is_acquitted(name: str) -> None:
+    assert check_history([*LIMITS, METER, *HONEST_LEVELS[name]]) == []
 
 
 HONEST = {
@@ -288,6 +426,8 @@ def test_forged_lines_of_a_history_with_calls_that_last_are_often_convicted(kind
         ({**check("B", 1), "returned": None}, "expected `returned`, as it is known what was said"),
         ({**check("B", 1), "cost": 1.5}, "expected whole numbers"),
         ({**check("B", 1), "verb": "ask"}, "expected a verb of check, hold"),
+        ({**call("usage", "B", 1), "counted": 1}, "expected a meter"),
+        (find("h", 1, "away", 1), "expected a state of open, expired"),
         ({"limit": "B", "kind": "slots", "most": 3}, "expected B as declared before"),
         ({"limit": "Z", "kind": "zone"}, "expected a limit or a call"),
         ({}, "expected a limit or a call"),
@@ -327,14 +467,25 @@ def test_the_program_says_what_it_found(tmp_path: Path) -> None:
     assert "line 2.jsonl:1: expected a limit or a call" in output
 
 
+@pytest.mark.parametrize("limit", ["W", "M"])
 @pytest.mark.parametrize("cost", [4, 5, 6])
-def test_what_is_settled_after_it_came_back_need_not_fit(cost: int) -> None:
+def test_what_is_settled_after_it_came_back_need_not_fit(limit: str, cost: int) -> None:
     """Whether it is less than what was held, the same or more."""
     late = [
-        hold("h1", "W", 0, 5, until=0.1, release=True, lease=SECOND),
-        hold("h2", "W", 2, 10, until=2.1),
+        hold("h1", limit, 0, 5, until=0.1, release=True, lease=SECOND),
+        hold("h2", limit, 2, 10, until=2.1),
         settle("h1", 3, cost, until=3.1),
     ]
     assert check_history([*LIMITS, *late]) == []
-    too_much = hold("h3", "W", 4, 1, until=4.1)
+    too_much = hold("h3", limit, 4, 1, until=4.1)
     assert [crime.kind for crime in check_history([*LIMITS, *late, too_much])] == ["exceeded"]
+
+
+@pytest.mark.parametrize(("shown", "kind"), [(5, "lost"), (4, None), (3, "booked twice")])
+def test_what_is_settled_after_it_came_back_counts_once(shown: int, kind: str | None) -> None:
+    late = [
+        hold("h", "M", 0, 5, until=0.1, release=True, lease=SECOND),
+        settle("h", 3, 6, until=3.1),
+        peek("M", 4, shown, until=4.1),
+    ]
+    assert [crime.kind for crime in check_history([*LIMITS, *late])] == ([kind] if kind else [])

@@ -15,7 +15,7 @@ PACKAGE = Path(headgate.__file__).parent
 COMPILED = [
     *("limits/decision.py", "limits/token_bucket.py", "limits/all_of.py", "limits/sliding_window.py"),
     *("limits/budget.py", "limits/slots.py", "limits/violations.py", "http/header_writer.py", "stores/memory.py"),
-    *("_limiter_hot.py", "gate/_hot.py"),
+    *("_hold_hot.py", "_limiter_hot.py", "gate/_hot.py"),
     *("gate/lookup.py", "gate/immutable_map.py", "stores/redis/protocol.py", "stores/redis/local_cache.py"),
 ]
 

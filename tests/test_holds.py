@@ -40,8 +40,9 @@ def left(limiter: Limiter, key: str = "a") -> int:
     return limiter.peek(key).remaining
 
 
-def test_f1_what_is_held_counts_and_the_settled_cost_replaces_it(clock: ManualClock) -> None:
-    limiter = make("100/minute", clock)
+@pytest.mark.parametrize("limit", ["100/minute", "100/minute; 200/hour", "100 in all", "100/minute sliding"])
+def test_f1_what_is_held_counts_and_the_settled_cost_replaces_it(clock: ManualClock, limit: str) -> None:
+    limiter = make(limit, clock)
     hold = limiter.hold("a", 60)
     assert hold
     assert (hold.state, hold.decision.remaining, left(limiter)) == ("open", 40, 40)

@@ -82,6 +82,7 @@ def fill(hub: Program) -> dict[str, str]:
             planner.post("/api/channels", json={"name": "plans"}),
             planner.post("/api/channels/plans/publish", json={"body": "later"}),
             planner.post("/api/tasks", json={"payload": {"dig": "here"}}),
+            planner.post("/v1/holds", json={"costs": {"tokens": 5}, "id": "kept", "lease": 3600}),
         ):
             answer.raise_for_status()
     return tokens
@@ -95,6 +96,8 @@ def stored(hub: Program, tokens: dict[str, str]) -> dict[str, Any]:
         found = {path: admin.get(path).raise_for_status().json() for path in paths}
         found["agents"] = [agent["agent_id"] for agent in agents["agents"]]
         found["mail"] = reader.get("/api/mailbox").raise_for_status().json()
+        hold = planner.get("/v1/holds/kept").raise_for_status().json()
+        found["hold"] = hold["state"], hold["costs"]
         found["plans"] = planner.get("/api/channels/plans/messages").raise_for_status().json()
     return found
 
@@ -121,6 +124,7 @@ def test_a_backup_of_a_busy_hub_is_complete(tmp_path: Path) -> None:
     assert [(file.name, stat.S_IMODE(file.stat().st_mode)) for file in files] == [
         ("changes.db", 0o600),
         ("hub.db", 0o600),
+        ("limits.db", 0o600),
     ]
     for file in files:
         with closing(sqlite3.connect(file)) as db:

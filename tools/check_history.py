@@ -11,26 +11,32 @@ A history is JSON Lines. Some lines declare limits (again, if they declare the s
     {"limit": "L2", "kind": "window", "most": 100, "seconds": 60}
     {"limit": "L3", "kind": "slots", "most": 5}
     {"limit": "L4", "kind": "budget", "amount": 500, "periods": [0, 86400000000]}    starts; absent: one for all time
+    {"limit": "L5", "kind": "meter"}                                                 counts, and limits nothing
 
 The others are one call each. Times are whole microseconds of one clock:
 
     {"verb": "hold", "key": "a", "limits": ["L1", "L3"], "cost": 5, "hold": "h1", "lease": 60000000, "release": false,
      "called": 10, "returned": 12, "said": "passed"}
 
-verb      check, hold, extend, settle, cancel, charge, refund or peek
+verb      check, hold, extend, settle, cancel, find, charge, refund, peek or usage
 key       who is counted; each pair of key and limit is an account, unused when the history begins
-limits    names, or pairs [name, key] where an account is another key's; not needed for extend, settle and cancel
-cost      a whole number, or a list with one for each of the limits (for extend, settle: of the hold's); default 1,
-          for extend 0; a settle must have it. Slots ignore it: a hold takes one, a check needs a free one
-hold      the hold's id (hold, extend, settle, cancel)
+limits    names, or pairs [name, key] where an account is another key's; not needed for verbs on a hold that exists
+cost      a whole number, or a list with one for each of the limits (for extend, settle, find: of the hold's); default
+          1, for extend 0; a settle must have it. Slots ignore it: a hold takes one, a check needs a free one. A hold
+          of 0 takes nothing, and passes only where 1 would; an extend of 0 may be denied where there is a debt
+hold      the hold's id (hold, extend, settle, cancel, find)
 lease     microseconds (hold; extend: absent if the lease is left alone)
 release   hold: whether its cost comes back at the end of the lease; default false
+forced    hold: whether it passes whatever is left, as its extends do; default false
+state     of a find that passed: open, expired, settled or cancelled, with the reserved or settled `cost`. One that is
+          refused knows no such hold. After all other calls on its hold, it says which of the unknown ones took effect
 called    when the call began
 returned  when it ended. null: its caller never knew, and it may take effect at any time after `called`, or never
 said      passed; denied; refused (it changed nothing for another reason: an ended hold, a bad argument);
           error or null: it took effect or not. With null and a `returned`, then not after that
 retry     of a denial: the microseconds until the same call passes if nothing else happens, or null
 remaining of a peek: what the first of its limits had left, whole tokens; a debt may be 0 or negative
+counted   of usage: what the first of its limits, a meter, has counted in all
 
 A call takes effect at one instant within [called, returned]. Where all that returned did so at the instant of the
 call, the history is exact, its lines are in order, and the verdict is exact. Otherwise it is sound: only what is
@@ -38,8 +44,9 @@ certain convicts. A hold, settle or cancel with the same id and the same argumen
 passed after the lease had ended books its cost all the same. A refund in a window is judged by bounds.
 
 Crimes: `exceeded` (a limit), `wrongly denied`, `retry too early`, `retry too late`, `booked twice` (a peek shows less
-than what was taken leaves), `lost` (it shows more), `ended` (an extend of a hold that had ended, or any verb that
-passed on a hold that was never granted).
+than what was taken leaves, or usage or a find more than was taken), `lost` (the other way round), `settled twice`
+(with different costs), `ended` (an extend of a hold that had ended, or any verb that passed on a hold that was never
+granted).
 """
 
 import argparse
@@ -47,7 +54,7 @@ import json
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -55,21 +62,15 @@ if not __package__:  # run as a program
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.history_accounts import NEVER, Book, Limit, Move, Part, read_limit
+from tools.history_calls import LOOKS, UNKNOWN, Account, Call, NoHistory, read_call, spread
+from tools.history_finds import resolve
 
 LISTED: Final = 12  # lines that a verdict names as proof
 PROVEN: Final = 10  # crimes that get a proof: each is searched for in all of an account
 RATES: Final = ("bucket", "window")
-VERBS: Final = ("check", "hold", "extend", "settle", "cancel", "charge", "refund", "peek")
-ON_HOLDS: Final = ("hold", "extend", "settle", "cancel")
-UNKNOWN: Final = ("error", None)
 
-Account = tuple[str, str]  # limit, key
 Needs = list[tuple[Account, int]]
 Source = tuple[Account, int, bool]  # of a proof: what counts in an account at an instant, from below or from above
-
-
-class NoHistory(ValueError):
-    """A line that can't be read: where, what was expected, what came."""
 
 
 class Crime(NamedTuple):
@@ -81,27 +82,6 @@ class Crime(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.text} (lines {', '.join(self.lines)})"
-
-
-@dataclass(slots=True)
-class Call:
-    """One line; `first` and `last` are the bounds of its instant, in the order of all instants."""
-
-    line: str
-    verb: str
-    key: str
-    accounts: tuple[Account, ...]
-    costs: tuple[int, ...]
-    hold: str
-    lease: int | None
-    release: bool
-    called: int
-    returned: int | None
-    said: str | None
-    retry: int | None
-    remaining: int
-    first: int = 0
-    last: int = 0
 
 
 class History:
@@ -127,10 +107,10 @@ class History:
         for call in calls:
             if call.hold:
                 holds.setdefault(call.hold, []).append(call)
-            elif call.verb != "peek":
+            elif call.verb not in LOOKS:
                 self._take(call)
         for group in holds.values():
-            self._take_hold(group)
+            self._take_hold(self._resolve(group))
         for instants in self.changes.values():
             instants.sort()
 
@@ -146,15 +126,19 @@ class History:
             return
         sign = -1 if call.verb == "refund" else 1
         for account, cost in zip(call.accounts, call.costs, strict=True):
-            if self.limits[account[0]].kind != "slots":
+            if not self._counts_slots(account):
                 self.changes.setdefault(account, []).append(call.first)
                 moves = [(call.first, call.last, passed, sign * cost, sign * cost)]
                 part = Part(call.line, moves, passed, call.verb != "charge", call.verb == "refund")
                 self._add(account, part, call.first, call.last)
 
     def _needs(self, call: Call) -> Needs:
+        least = 1 if call.verb == "hold" else 0
         pairs = zip(call.accounts, call.costs, strict=True)
-        return [(account, 1 if self.limits[account[0]].kind == "slots" else cost) for account, cost in pairs]
+        return [(account, 1 if self._counts_slots(account) else max(cost, least)) for account, cost in pairs]
+
+    def _counts_slots(self, account: Account) -> bool:
+        return self.limits[account[0]].kind == "slots"
 
     def _add(self, account: Account, part: Part, first: int, last: int) -> None:
         """Count a part in the period of an instant, or in each period that it may be in."""
@@ -183,6 +167,13 @@ class History:
         """The natural end of what began at an instant: before all calls of its microsecond."""
         return NEVER if instant >= NEVER else (instant // self.scale + span) * self.scale
 
+    def _resolve(self, group: list[Call]) -> list[Call]:
+        """The calls on a hold, as far as a find knows what became of them."""
+        calls, crimes = resolve(group, self.limits)
+        for kind, text, lines in crimes:
+            self._convict(kind, text, lines)
+        return calls
+
     def _take_hold(self, group: list[Call]) -> None:
         """All calls with one hold's id, of which repeated ones are the same."""
         tries = [call for call in group if call.verb == "hold"]
@@ -205,11 +196,15 @@ class History:
         first = min([call.first for call in taken])
         sure = bool(passed)
         last = min([call.last for call in passed]) if sure else max([call.last for call in taken])
-        if sure and any([call.said == "passed" for call in taken]):
+        if sure and not hold.forced and any([call.said == "passed" for call in taken]):
             line = next(call for call in taken if call.said == "passed")
             self.admissions.append((line, first, last, self._needs(hold)))
         ends = [call for call in calls if call.verb in ("settle", "cancel")]
         booked = [call for call in ends if call.said == "passed"]
+        for call in booked:
+            if _final(call) != _final(booked[0]):
+                text = f"{call.hold}, with {call.costs} and before with {booked[0].costs}"
+                self._convict("settled twice", text, [call.line, booked[0].line])
         end: Move | None = None
         if ends:
             until = min([call.last for call in booked]) if booked else max([call.last for call in ends])
@@ -219,9 +214,9 @@ class History:
         extends = [call for call in extends if call.said == "passed" or call.said in UNKNOWN]
         for index, account in enumerate(hold.accounts):
             self.changes.setdefault(account, []).extend([call.first for call in calls])
-            if self.limits[account[0]].kind == "slots":
+            if self._counts_slots(account):
                 moves = [(first, last, sure, 1, 1), expiry, *([end] if end else [])]
-                self._add(account, Part(hold.line, moves, sure, held=True), first, last)
+                self._add(account, Part(hold.line, moves, sure, not hold.forced, held=True), first, last)
             else:
                 self._take_cost(account, index, hold, (first, last, sure, 0, 0), expiry, extends, end, ends)
 
@@ -232,14 +227,15 @@ class History:
         for call in extends:
             needs = [
                 (account, cost)
-                for account, cost in zip(hold.accounts, _spread(call.costs, len(hold.accounts)), strict=True)
-                if cost and self.limits[account[0]].kind != "slots"
+                for account, cost in zip(hold.accounts, spread(call.costs, len(hold.accounts)), strict=True)
+                if not self._counts_slots(account)
             ]
             is_open = start[2] and start[1] <= call.first and call.last < low and (not end or call.last < end[0])
-            if call.said == "denied" and is_open and needs:
+            if call.said == "denied" and is_open and any([cost for _, cost in needs]):
                 self.denials.append((call, needs))
             if call.said == "passed":
-                self.admissions.append((call, call.first, call.last, needs))
+                if not hold.forced:
+                    self.admissions.append((call, call.first, call.last, needs))
                 if call.first >= high or (end and end[2] and call.first > end[1]):
                     self._convict("ended", f"extend passed on {call.hold}, which had ended", [call.line, hold.line])
             if call.lease is not None and (call.said == "passed" or call.said in UNKNOWN):
@@ -255,12 +251,12 @@ class History:
         """The parts of a hold's cost: what was reserved, what extends added, and what a settle charged on top."""
         rated = self.limits[account[0]].kind in RATES
         count = len(hold.accounts)
-        costs = [hold.costs[index], *[_spread(call.costs, count)[index] for call in extends]]
+        costs = [hold.costs[index], *[spread(call.costs, count)[index] for call in extends]]
         sure = [True, *[call.said == "passed" for call in extends]]
         least, most = sum([cost for cost, known in zip(costs, sure, strict=True) if known]), sum(costs)
-        finals = [0 if call.verb == "cancel" else _spread(call.costs, count)[index] for call in ends]
+        finals = [0 if call.verb == "cancel" else spread(call.costs, count)[index] for call in ends]
         low, high = (min(finals), max(finals)) if finals else (0, 0)
-        came_late = hold.release and end is not None and rated and end[1] > expiry[0]  # or may have
+        came_late = hold.release and end is not None and end[1] > expiry[0]  # or may have
         if (finals and low < most) or hold.release:
             self.gave_back.add(account)
         before = before_sure = 0
@@ -275,13 +271,16 @@ class History:
                     kept = 0  # what is booked late, after it came back, didn't have to fit
                 if not place and rated and cost < high < most:
                     kept_most = high  # as if all of it had been taken at the instant of the hold
+                if came_late and not rated:
+                    kept_most = 0  # it counts below
                 moves.append((*end[:3], kept, kept_most))
             before, before_sure = before + cost, before_sure + (cost if known else 0)
             if cost:
-                self._add(account, Part(call.line, moves, start[2] and known, held=True), start[0], start[1])
+                part = Part(call.line, moves, start[2] and known, not hold.forced, held=True)
+                self._add(account, part, start[0], start[1])
         over = high if came_late else max(0, high - least)
         if end and over:
-            moves = [(*end[:3], max(0, low - most), over)]
+            moves = [(*end[:3], low if came_late and not rated else max(0, low - most), over)]
             self._add(account, Part(ends[0].line, moves, end[2], admitted=False, held=True), start[0], start[1])
 
     def _convict(self, kind: str, text: str, lines: Sequence[str], proof: Sequence[Source] = ()) -> None:
@@ -381,16 +380,27 @@ class History:
             limit = self.limits[account[0]]
             least, most = self.least(account, call.first, call.last), self.most(account, call.first, call.last)
             low, high = (limit.most - most) // limit.unit, (limit.most - least) // limit.unit
-            if call.remaining < low and not (lenient and account in self.gave_back):
-                text = f"{call.remaining} remaining, {self._state(account, most, 'at most')}"
+            if call.shown < low and not (lenient and account in self.gave_back):
+                text = f"{call.shown} remaining, {self._state(account, most, 'at most')}"
                 self._convict("booked twice", text, [call.line], [(account, call.last, True)])
-            elif call.remaining > (high if call.remaining < 0 else max(high, 0)):  # a debt may be told as 0
-                text = f"{call.remaining} remaining, {self._state(account, least, 'at least')}"
+            elif call.shown > (high if call.shown < 0 else max(high, 0)):  # a debt may be told as 0
+                text = f"{call.shown} remaining, {self._state(account, least, 'at least')}"
                 self._convict("lost", text, [call.line], [(account, call.last, False)])
 
+    def judge_usage(self) -> None:
+        for call in self.calls:
+            if call.verb == "usage" and call.said == "passed":
+                account = call.accounts[0]
+                least, most = self.least(account, call.first, call.last), self.most(account, call.first, call.last)
+                if not least <= call.shown <= most:
+                    text = f"{account[0]} of {account[1]} has counted {call.shown}, expected {least} to {most}"
+                    proof = [(account, call.last, call.shown > most)]
+                    self._convict("booked twice" if call.shown > most else "lost", text, [call.line], proof)
 
-def _spread(costs: tuple[int, ...], count: int) -> tuple[int, ...]:
-    return costs * count if len(costs) == 1 else costs
+
+def _final(call: Call) -> tuple[int, ...]:
+    """What a settle or cancel has counted."""
+    return () if call.verb == "cancel" or not any(call.costs) else call.costs
 
 
 def check_history(records: Iterable[Mapping[str, Any]], *, lenient_denials: bool = False) -> list[Crime]:
@@ -417,7 +427,7 @@ def _judge(records: Iterable[tuple[str, Mapping[str, Any]]], lenient: bool) -> l
                 if limits.setdefault(record["limit"], limit) != limit:
                     raise NoHistory(f"line {line}: expected {record['limit']} as declared before, got {record}")
             else:
-                calls.append(_call(line, record, limits))
+                calls.append(read_call(line, record, limits))
         except (KeyError, TypeError, ValueError) as failure:
             if isinstance(failure, NoHistory):
                 raise
@@ -428,42 +438,8 @@ def _judge(records: Iterable[tuple[str, Mapping[str, Any]]], lenient: bool) -> l
     history.judge_admissions()
     history.judge_denials(lenient)
     history.judge_peeks(lenient)
+    history.judge_usage()
     return history.verdict()
-
-
-def _call(line: str, record: Mapping[str, Any], limits: Mapping[str, Limit]) -> Call:
-    verb, key, said = record["verb"], record.get("key", ""), record.get("said")
-    named = record.get("limits") or ()
-    accounts = tuple([(one, key) if isinstance(one, str) else (one[0], one[1]) for one in named])
-    cost = record["cost"] if verb == "settle" else record.get("cost", 0 if verb == "extend" else 1)
-    costs = tuple(cost) if isinstance(cost, list | tuple) else (cost,) * max(len(accounts), 1)
-    call = Call(
-        line, verb, key, accounts, costs, str(record["hold"]) if verb in ON_HOLDS else "", record.get("lease"),
-        bool(record.get("release")), record["called"], record["returned"], said, record.get("retry"),
-        record["remaining"] if verb == "peek" and said in ("passed", "denied") else 0,
-    )  # fmt: skip
-    numbers = (
-        *costs,
-        call.called,
-        call.remaining,
-        *[n for n in (call.lease, call.returned, call.retry) if n is not None],
-    )
-    wrong = (
-        f"a verb of {', '.join(VERBS)}" if verb not in VERBS
-        else "passed, denied, refused, error or null as `said`" if said not in ("passed", "denied", "refused", *UNKNOWN)
-        else "limits declared before" if not all([name in limits for name, _ in accounts])
-        else "limits" if not accounts and verb not in ON_HOLDS[1:]
-        else "a cost for each limit" if accounts and len(costs) != len(accounts)
-        else "a lease" if verb == "hold" and call.lease is None
-        else "whole numbers" if not all([type(number) is int for number in numbers])
-        else "costs from 0" if min(costs) < 0
-        else "`returned`, as it is known what was said" if call.returned is None and said not in UNKNOWN
-        else "`returned` from `called` on" if call.returned is not None and call.returned < call.called
-        else ""
-    )  # fmt: skip
-    if wrong:
-        raise NoHistory(f"line {line}: expected {wrong}, got {dict(record)}")
-    return call
 
 
 def _read(files: Sequence[Path]) -> Iterator[tuple[str, Mapping[str, Any]]]:

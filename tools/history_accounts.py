@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 NEVER: Final = 1 << 100  # after everything
+ENDLESS: Final = 1 << 90  # more than anything can cost
 BLOCK: Final = 512
 
 Move = tuple[
@@ -41,6 +42,8 @@ def read_limit(record: Mapping[str, Any]) -> Limit:
         return Limit(kind, int(record["most"]))
     if kind == "budget":
         return Limit(kind, int(record["amount"]), starts=tuple(sorted(record.get("periods") or ())))
+    if kind == "meter":
+        return Limit(kind, ENDLESS)
     raise ValueError(f"kind {kind!r}")
 
 

@@ -4,18 +4,28 @@
 its awaitable in a way that Python 3.12 warns of.
 """
 
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
-from headgate._native import Text, i64, mypyc_attr
+from headgate._hold_hot import LONGEST_LEASE, Hold, LocalHolds, lease_of
+from headgate._native import Text, Unchecked, i64, mypyc_attr
 from headgate.errors import refuse
 from headgate.limits.decision import Decision, Limit
-from headgate.limits.numbers import LARGEST, Cost, cost_in
+from headgate.limits.numbers import LARGEST, Cost, Number, cost_in, microseconds
 from headgate.stores.base import Ask, CachedStore, Store, Verb
 from headgate.stores.memory import in_process
 
 _LONGEST_ID: Final = 200
 
 PEEK: Final = Verb.PEEK
+
+OnExpiry: TypeAlias = Literal["keep", "release"]
+
+KEEP: Final = 86_400
+"""Number for which a hold is remembered after its end."""
+
+_KEEP: Final = "keep"
+_WEEK: Final = 604_800  # seconds
+_FOREVER: Final[i64] = 2**62
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -35,6 +45,7 @@ class LimiterChecks:
         self._decimals: Final = limit.decimals
         own = pin and not limit.shares_counts  # a table of its own, in which costs are whole
         self._table: Final = memory.limit_table(name, limit) if memory is not None and own else None
+        self._local: LocalHolds | None = None  # what makes its holds, in memory
         self._cache: Final = (
             store.local_cache(name, limit) if memory is None and pin and isinstance(store, CachedStore) else None
         )
@@ -53,6 +64,62 @@ class LimiterChecks:
                 return served
         return self._apply(Verb.CHECK, key, cost, request_id)
 
+    def hold(
+        self,
+        key: Text,
+        cost: Cost = 1,
+        *,
+        lease: Number = 60,
+        timeout: Number | None = 0,
+        hold_id: Text | None = None,
+        on_expiry: OnExpiry | Unchecked = "keep",
+        keep: Number = KEEP,
+        max_age: Number | None = 3600,
+    ) -> Hold:
+        """Reserve a cost, and a slot if slots are limited, to be settled later: see `Hold`. It is true if granted.
+
+        Unless it is settled or cancelled before, its `lease` ends after so many seconds: its slot is free then, and
+        its cost stays counted, or comes back with `on_expiry="release"`. In a `with` block the lease is renewed until
+        the hold is `max_age` seconds old. With a `timeout`, wait for it in line, as `acquire` does.
+
+        With a `hold_id` it is made once, however often it is asked for. It is remembered for `keep` seconds after its
+        end.
+        """
+        local = self._local
+        if (
+            local is None
+            or hold_id is not None
+            or type(timeout) is not int
+            or timeout != 0
+            or (on_expiry is not _KEEP and on_expiry != _KEEP)
+        ):
+            return self._hold(key, cost, lease, timeout, hold_id, on_expiry, keep, max_age)
+        name = key if type(key) is str else key_of(key)
+        units: i64 = (
+            cost if local.whole and type(cost) is int and 0 < cost <= LARGEST else cost_in(self._decimals, cost)
+        )
+        return local.hold(
+            name,
+            units,
+            lease * 1_000_000 if type(lease) is int and 0 < lease <= _WEEK else lease_of(lease),
+            keep * 1_000_000 if type(keep) is int and 0 < keep <= _WEEK else _kept(keep),
+            max_age * 1_000_000 if type(max_age) is int and 0 < max_age <= _WEEK else _age(max_age),
+        )
+
+    def _hold(
+        self,
+        key: object,
+        cost: object,
+        lease: object,
+        timeout: object,
+        hold_id: object,
+        on_expiry: object,
+        keep: object,
+        max_age: object,
+    ) -> Hold:
+        """The same, whatever the store and the options are."""
+        raise NotImplementedError
+
     def _apply(self, verb: Verb, key: object, cost: object, request_id: object = None) -> Decision:
         return self._store.apply(verb, [self._ask(verb, key, cost)], self._low, None, id_of(request_id))
 
@@ -60,6 +127,14 @@ class LimiterChecks:
         if verb is not PEEK and not self._limit.counts_costs:
             refuse(f"Limiter.{verb.value}", "a limit that counts requests (a slot is taken by `hold`)", self._limit)
         return Ask(self._name, key_of(key), self._limit, cost_in(self._decimals, cost))
+
+
+def _kept(keep: object) -> int:
+    return microseconds("hold keep", keep, LONGEST_LEASE)
+
+
+def _age(max_age: object) -> int:
+    return _FOREVER if max_age is None else min(microseconds("hold max_age", max_age), _FOREVER)
 
 
 def key_of(key: object) -> str:

@@ -23,3 +23,9 @@ class Text(Protocol):
     """
 
     def casefold(self) -> str: ...
+
+
+class Unchecked(Protocol):
+    """What no caller has. Beside another type it keeps a compiled function from checking that one, as `Text` does."""
+
+    def __unchecked__(self) -> None: ...

@@ -4,14 +4,13 @@ from functools import cached_property
 from os import PathLike
 from typing import Any, ClassVar, Final, Never
 
-from headgate._limiter_hot import LimiterChecks, id_of, key_of
+from headgate._hold_hot import local_holds
+from headgate._limiter_hot import KEEP, LimiterChecks, OnExpiry, id_of, key_of
 from headgate.errors import RateLimited, refuse, refuse_option
 from headgate.holds import (
-    KEEP,
     Hold,
     HoldAttempt,
     HoldSummary,
-    OnExpiry,
     PendingHold,
     check_id,
     found_hold,
@@ -76,6 +75,8 @@ class Limiter(LimiterChecks, Closable):
         """Whether it counts in a memory of its own, because no store was given."""
         self._queues = WaitQueues()
         self._holds = LimiterHolds(self._store, self._low, self._decimals, self._queues)
+        if self._pin:
+            self._local = local_holds(self._holds, self._store, name, rules, low, self._queues.queues)
 
     @property
     def limit(self) -> Limit:
@@ -162,32 +163,23 @@ class Limiter(LimiterChecks, Closable):
             self._queues, name, self._store.clock, timeout, lambda verb: self._aapply(verb, name, cost)
         )
 
-    def hold(
+    def _hold(
         self,
-        key: str,
-        cost: Cost = 1,
-        *,
-        lease: Number = 60,
-        timeout: Number | None = 0,
-        hold_id: str | None = None,
-        on_expiry: OnExpiry = "keep",
-        keep: Number = KEEP,
-        max_age: Number | None = 3600,
+        key: object,
+        cost: object,
+        lease: object,
+        timeout: object,
+        hold_id: object,
+        on_expiry: object,
+        keep: object,
+        max_age: object,
     ) -> Hold:
-        """Reserve a cost, and a slot if slots are limited, to be settled later: see `Hold`. It is true if granted.
-
-        Unless it is settled or cancelled before, its `lease` ends after so many seconds: its slot is free then, and
-        its cost stays counted, or comes back with `on_expiry="release"`. In a `with` block the lease is renewed until
-        the hold is `max_age` seconds old. With a `timeout`, wait for it in line, as `acquire` does.
-
-        With a `hold_id` it is made once, however often it is asked for. It is remembered for `keep` seconds after its
-        end.
-        """
-        attempt = HoldAttempt(self._holds, self._hold_asks(key, cost), lease, hold_id, on_expiry, keep, max_age)
+        asks = self._hold_asks(key, cost)
+        attempt = HoldAttempt(self._holds, asks, lease, hold_id, on_expiry, keep, max_age)
         if timeout == 0:
             return attempt.made(attempt.ask())
         clock, perform = self._store.clock, attempt.perform
-        return attempt.made(acquire(self._queues, key, clock, timeout, perform, recheck=attempt.recheck))
+        return attempt.made(acquire(self._queues, asks[0].key, clock, timeout, perform, recheck=attempt.recheck))
 
     def ahold(
         self,
@@ -204,6 +196,10 @@ class Limiter(LimiterChecks, Closable):
         """`hold`, to be awaited, or used in `async with`."""
 
         async def hold() -> Hold:
+            if self._local is not None and timeout == 0:
+                return self.hold(
+                    key, cost, lease=lease, hold_id=hold_id, on_expiry=on_expiry, keep=keep, max_age=max_age
+                )
             attempt = HoldAttempt(self._holds, self._hold_asks(key, cost), lease, hold_id, on_expiry, keep, max_age)
             if timeout == 0:
                 return await attempt.amade(await attempt.aask())
@@ -235,7 +231,7 @@ class Limiter(LimiterChecks, Closable):
         found = await self._holds.hold_store.alist_holds(self._name, key_of(key), whole("count", count))
         return [summarize(one, self._decimals) for one in found]
 
-    def _hold_asks(self, key: object, cost: Cost = 1) -> tuple[Ask, ...]:
+    def _hold_asks(self, key: object, cost: object = 1) -> tuple[Ask, ...]:
         return (Ask(self._name, key_of(key), self._limit, cost_in(self._decimals, cost)),)
 
     def waiting(self, key: str) -> int:

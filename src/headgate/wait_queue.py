@@ -11,7 +11,7 @@ first thread, look once a second whether those before them are gone like that. O
 import asyncio
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from math import inf
 from typing import Final, Protocol, TypeAlias
@@ -51,6 +51,11 @@ class WaitQueues:
 
     def _after_fork(self) -> None:
         self._queues.clear()
+
+    @property
+    def queues(self) -> Mapping[str, object]:
+        """The queues by key. It is empty while nobody waits."""
+        return self._queues
 
     def length(self, key: str) -> int:
         with self._lock:

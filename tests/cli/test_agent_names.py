@@ -36,6 +36,8 @@ EXISTING = {
     "admins remove": [],
     "role set": ["viewer"],
     "role remove": [],
+    "accounts move": ["acme"],
+    "holds cancel": ["x"],
 }
 """The commands that take the name of whatever agent there is."""
 DOTTED = [".", "..", "a/../defaults", "./a", "..\\defaults", "a%2F..%2Fdefaults", "%2e%2e"]

@@ -22,7 +22,7 @@ from tests.support.cli import Command, leaves
 from tests.support.scripted_server import impostor
 from tests.support.valkey import PATIENCE
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.long, pytest.mark.once]
 
 USAGE = {"channel": "ws", "tier": "light", "used": 0.5, "remaining": 1, "capacity": 2}
 BUCKET = {**USAGE, "limit": "2/minute", "own": True}
@@ -44,6 +44,18 @@ DETAIL = {
     "denials": [{"at": 1, "channel": "ws", "action": "ping", "tier": "", "address": "", "retry_after_ms": 5}],
     "connections": [{"kind": "ws", "address": "::1", "since": 1}], "sessions": 1, "tasks": {"held": "t", "created": 1},
 }  # fmt: skip
+ACCOUNT_ALERT = {
+    "alert_id": "b",
+    "account": "acme/search",
+    "resource": "usd",
+    "tool": "web",
+    "share": 0.8,
+    "limit": "500 usd/calendar month",
+    "resets_at": 2,
+    "raised_at": 1,
+    "resolved_at": None,
+    "times": 1,
+}
 ALERT = {
     "alert_id": "x", "agent_id": "a", "violations": 10, "within": 300, "raised_at": 1, "resolved_at": None, "times": 1,
     "total": 12, "actions": [DENIED_ACTION], "address": "::1",
@@ -64,11 +76,27 @@ VALUE = {
     "by": "a",
     "at": 1,
 }
+LIMIT = {
+    "resource": "usd", "tool": "web", "limit": "9 usd in all", "source": "account", "amount": "9", "spent": "1.500000",
+    "held": "0", "left": "7.5", "used": 0.2, "resets_after": None,
+}  # fmt: skip
+ACCOUNT = {"path": "acme", "level": "org", "plan": "pro", "agents": 1, "limits": [LIMIT, {**LIMIT, "resets_after": 9}]}
+ACCOUNT_DETAIL = {**ACCOUNT, "accounts": ["acme/search"], "members": ["a"], "registered": None, "known": True}
+ACCOUNT_LIMITS = {"usd": "1 usd in all", "tools": {"web": {"usd": "1 usd in all"}}}
+ACCOUNT_DEFAULTS = {
+    "levels": ["org"], "resources": ["usd"], "tools": ["web"], "zone": "UTC", "plans": {"pro": ACCOUNT_LIMITS},
+    "level_limits": {"org": ACCOUNT_LIMITS},
+}  # fmt: skip
+HOLD = {
+    "id": "x", "agent": "a", "account": "-/-/a", "session": "1", "tool": "", "state": "open", "costs": {"usd": "1.5"},
+    "lease_left": 9.5,
+}  # fmt: skip
+TOTAL = {"group": {"month": "2026-11", "resource": "usd"}, "amount": "1.5"}
 SIGNAL = '{"type": "t", "entity": "e", "weight": 1, "timestamp": 1}'
 ANSWERS: dict[str, tuple[list[str], Any]] = {
     "agents": ([], {"agents": [CARD]}),
     "agents AGENT": (["a"], DETAIL),
-    "alerts": ([], {"open": 1, "alerts": [ALERT]}),
+    "alerts": ([], {"open": 1, "alerts": [ALERT], "account_alerts": [ACCOUNT_ALERT]}),
     "addresses": ([], {"addresses": [{"address": "::1", "purpose": "request", "denials": 1, "last_at": 1}]}),
     "block": (["a", "--for", "2h", "--reason", "loops", "--disconnect"], {"connections": 2, **BLOCK}),
     "unblock": (["a"], {**BLOCK, "agent_id": "a", "blocked": True}),
@@ -102,6 +130,27 @@ ANSWERS: dict[str, tuple[list[str], Any]] = {
     "override set": (["a", "light=1/s"], OVERRIDE),
     "override remove": (["a"], OVERRIDE),
     "override list": ([], {"overrides": {"a": {"ws": {"light": "1/second"}}}, "session_overrides": {"a": "1/second"}}),
+    "accounts": ([], {"more": False, "accounts": [ACCOUNT]}),
+    "accounts list": ([], {"more": False, "accounts": [ACCOUNT]}),
+    "accounts show": (["acme"], ACCOUNT_DETAIL),
+    "accounts set": (["acme", "usd=1 in all"], ACCOUNT_DETAIL),
+    "accounts unset": (["acme", "usd"], ACCOUNT_DETAIL),
+    "accounts plan": (["acme", "pro"], ACCOUNT_DETAIL),
+    "accounts move": (["a", "acme"], {"agent_id": "a", "path": "acme/-/a", "account": "acme", "plan": "pro"}),
+    "levels": ([], ACCOUNT_DEFAULTS),
+    "levels list": ([], ACCOUNT_DEFAULTS),
+    "levels set": (["org", "usd=1 in all"], ACCOUNT_DEFAULTS),
+    "levels unset": (["org"], ACCOUNT_DEFAULTS),
+    "plans": ([], ACCOUNT_DEFAULTS),
+    "plans list": ([], ACCOUNT_DEFAULTS),
+    "plans set": (["pro", "usd=1 in all"], ACCOUNT_DEFAULTS),
+    "plans unset": (["pro"], ACCOUNT_DEFAULTS),
+    "holds list": (["acme"], {"more": False, "holds": [HOLD]}),
+    "holds cancel": (["a", "x"], {**HOLD, "state": "cancelled"}),
+    "usage": (
+        [],
+        {"from": "2026-11-01", "to": "2026-11-30", "zone": "UTC", "by": ["month", "resource"], "totals": [TOTAL]},
+    ),
     "exempt add": (["a"], {"agents": ["a"]}),
     "exempt remove": (["a"], {"agents": ["a"]}),
     "exempt list": ([], {"agents": ["a"]}),

@@ -55,6 +55,22 @@ def test_from_an_alert_to_a_block_it_takes_two_commands(running_hub: StartHub, h
         assert "\nblocked       until it is unblocked\n" in out
 
 
+def test_f1_alerts_of_accounts_are_listed_with_those_of_agents(running_hub: StartHub, headgate: Command) -> None:
+    accounts = {"at": {"acme": {"usd": "10 in all", "tools": {"web": {"usd": "10 in all"}}}}}
+    policy = Policy(accounts=accounts, agents={"planner": {"account": "acme"}})
+    with running_hub(policy) as hub, hub.http(ADMIN) as admin:
+        hub.hub.gate.hold("planner", {"usd": "8.5"}, tool="web")
+        wait_for(lambda: admin.get("/api/admin/alerts").json()["open"] == 2, "the alerts")
+        code, out, err = headgate("alerts")
+        assert (code, err) == (0, "")
+        assert sorted(
+            re.findall(rf"^{TIME}  acme  open +-  80 % of 10 usd in all( by web)? +-$", out, re.MULTILINE)
+        ) == [
+            "",
+            " by web",
+        ]
+
+
 def test_resolved_alerts_are_listed_unless_only_open_ones_are_asked_for(
     running_hub: StartHub, headgate: Command, printed_json: Callable[..., Any]
 ) -> None:
@@ -236,6 +252,21 @@ def test_a_token_is_alone_on_standard_output(
         body = {"agent_id": "guest", "invitation": invitation.strip()}
         assert stranger.post("/api/onboard/register", json=body).status_code == 201
         assert list(printed_json("invite")) == ["invitation"]
+
+
+def test_an_agent_is_registered_or_invited_for_an_account(running_hub: StartHub, headgate: Command) -> None:
+    policy = Policy(accounts={"plans": {"pro": {"tokens": "10/minute"}}})
+    with running_hub(policy, registration="invitation") as hub, hub.http("") as stranger:
+        assert headgate("register", "planner", "--account", "acme/search", "--plan", "pro")[0] == 0
+        code, invitation, _ = headgate("invite", "--account", "acme/ops")
+        assert code == 0
+        body = {"agent_id": "guest", "invitation": invitation.strip()}
+        assert stranger.post("/api/onboard/register", json=body).status_code == 201
+        gate = hub.hub.gate
+        assert [gate.path_of(name) for name in ("planner", "guest")] == ["acme/search/planner", "acme/ops/guest"]
+        code, out, err = headgate("register", "writer", "--plan", "gold")
+        assert (code, out) == (1, "")
+        assert "plan: expected a plan of the policy (pro), got 'gold'" in err
 
 
 def test_b6_named_admins_are_added_listed_and_removed(

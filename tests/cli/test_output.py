@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -44,6 +45,24 @@ ARGUMENTS = {
     "defaults set": ["heavy=9/second"],
     "defaults reset": [],
     "exempt set": ["a"],
+    "accounts": [],
+    "accounts list": [],
+    "accounts show": ["acme/-/a"],
+    "accounts set": ["acme/-/a", "usd=9 in all"],
+    "accounts unset": ["acme/-/a"],
+    "accounts plan": ["acme/-/a"],
+    "accounts move": ["a", "-"],
+    "levels": [],
+    "levels list": [],
+    "levels set": ["team", "usd=9 in all"],
+    "levels unset": ["team"],
+    "plans": [],
+    "plans list": [],
+    "plans set": ["pro", "usd=9 in all"],
+    "plans unset": ["pro"],
+    "holds list": ["acme"],
+    "holds cancel": ["a", "hold{}"],
+    "usage": [],
     "changes": [],
     "tasks": [],
     "tasks list": [],
@@ -116,10 +135,13 @@ def test_a_full_or_closed_output_is_an_error_of_every_command(
     running_hub: StartHub, headgate: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = ConfigFile(Path("headgate.toml"), {})
-    with running_hub(Policy(limits={"light": "1/minute"}), config=config) as hub:
+    accounts: dict[str, Any] = {"plans": {"pro": {}}}
+    policy = Policy(limits={"light": "1/minute"}, accounts=accounts, agents={"a": {"account": "acme"}})
+    with running_hub(policy, config=config) as hub:
         hub.register("a")
         for attempt in (0, 1):
             hub.run(hub.hub.messages.create_chat_channel(f"chat{attempt}", "a", ""))
+            hub.hub.gate.hold("a", {}, hold_id=f"hold{attempt}")
         for command, arguments in ARGUMENTS.items():
             codes = (0, 1) if command == "check" else (1, 1)  # the second check is denied
             texts = (FULL,) if command in SLOW else (FULL, CLOSED)

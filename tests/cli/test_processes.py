@@ -20,6 +20,13 @@ from tests.support.log_files import write_csv
 
 pytestmark = pytest.mark.once
 
+POLICY = """\
+[limits]
+light = "2/minute"
+[accounts]
+tools = ["web"]
+plans.pro.usd = "50/calendar day"
+"""
 PAGE = Path(__file__).parents[2] / "docs/cli.md"
 
 
@@ -46,7 +53,7 @@ class RecordingHub(Running):
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordingHub]:
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "headgate.toml"
-    file.write_text('[limits]\nlight = "2/minute"\n', encoding="utf-8")
+    file.write_text(POLICY, encoding="utf-8")
     write_csv(tmp_path, [(0, "a", "light")], name="log.csv")
     with capture_logs():
         hub = RecordingHub(file)
@@ -64,7 +71,11 @@ def test_every_command_in_a_process_of_its_own(hub: RecordingHub) -> None:
     with hub.agent("planner") as planner:
         hub.run(hub.hub.messages.create_chat_channel("news", "planner", "all news"))
         flood(planner, 12)
+        held = False
         for step in STEPS:
+            if step.command == "holds list" and not held:
+                held = bool(hub.hub.gate.hold("planner", {"usd": "0.03"}, tool="web", hold_id="first"))
+                hub.hub.gate.hold("planner", {"usd": "0.5"}, tool="web").settle()
             hub.used.clear()
             done = run(*step.command.split(), *step.arguments, more=more)
             seen = (step, done.returncode, done.stdout, done.stderr)

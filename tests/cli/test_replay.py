@@ -150,7 +150,7 @@ def test_the_first_five_alerts_are_shown(tmp_path: Path, capsys: pytest.CaptureF
 def test_the_docs_show_what_is_really_printed(tmp_path: Path) -> None:
     text = (DOCS / "replay.md").read_text(encoding="utf-8")
     examples = re.findall(r"```sh\n(.*?)```\n\n```\n(.*?)```", text, re.DOTALL)
-    assert len(examples) == 3
+    assert len(examples) == 4
     command = f'headgate() {{ "{sys.executable}" -m headgate "$@"; }}\n'
     for typed, shown in examples:
         done = run_process("-euc", command + typed, command=["bash"], cwd=tmp_path)

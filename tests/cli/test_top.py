@@ -17,13 +17,14 @@ from textual.widgets import DataTable, Input, Static
 
 from headgate import Policy
 from headgate.cli.hub_api import HubApi
+from headgate.cli.top_accounts import AccountsScreen
 from headgate.cli.top_app import ConfirmScreen, HelpScreen, StatusPoller, TopApp
 from tests.support.hub import ADMIN, VIEWER, Running, running
 from tests.support.ports import nobody
 from tests.support.scripted_server import impostor
 from tests.support.valkey import PATIENCE, wait_for
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.long, pytest.mark.once]
 
 POLICY = Policy(limits={"light": "10/minute"}, exempt=["monitor"], agents={"writer": {"http": {"light": "20/minute"}}})
 SPENT = {"planner": 12, "writer": 13, "half": 5, "low": 4, "most": 8, "[red]x[/red]": 1}
@@ -498,3 +499,50 @@ def test_an_unforeseen_error_is_shown_and_the_polling_goes_on() -> None:
     poller.stop()
     poller.join(PATIENCE)
     assert str(results[0].result) == "http://127.0.0.1:1: KeyError('odd')"
+
+
+# Accounts -------------------------------------------------------------------------------------------------------------
+
+
+def test_f7_a_key_switches_to_the_accounts_the_worst_first_and_back() -> None:
+    policy = Policy(
+        accounts={
+            "at": {"acme": {"usd": "100 in all"}, "acme/search": {"usd": "10 in all"}, "[b]x": {"usd": "9 in all"}}
+        },
+        agents={"planner": {"account": "acme/search"}},
+    )
+    with capture_logs(), running(policy) as hub, hub.agent("planner"):
+        hub.hub.gate.hold("planner", {"usd": "7.5"}).settle()
+        app = view(hub)
+
+        def shown() -> list[list[str]]:
+            rows = app.screen.query_one(DataTable)
+            return [[cell.plain.strip() for cell in rows.get_row_at(row)] for row in range(rows.row_count)]
+
+        async def play(pilot: Pilot[int]) -> None:
+            await press(pilot, "a", then=lambda: isinstance(app.screen, AccountsScreen) and len(shown()) == 3)
+            assert shown() == [
+                ["acme/search", "usd", "████████░░  75%", "2.5", "10", "never"],
+                ["acme", "usd", "█░░░░░░░░░   8%", "92.5", "100", "never"],
+                ["[b]x", "usd", "░░░░░░░░░░   0%", "9", "9", "never"],
+            ]
+            hub.hub.gate.hold("planner", {"usd": "2.5"})
+            await until(lambda: shown()[0][2:4] == ["██████████ 100%", "0"], pilot)
+            await press(pilot, "a", then=lambda: not isinstance(app.screen, AccountsScreen))
+            assert names(app) == ["planner"]
+
+        drive(app, play)
+
+
+def test_f7_a_viewer_is_told_that_accounts_need_the_admins_token(shared: Running) -> None:
+    app = view(shared, VIEWER)
+
+    async def play(pilot: Pilot[int]) -> None:
+        def told() -> bool:
+            content = app.screen.query_one("#head", Static).content
+            return isinstance(content, Text) and "this needs the token of the admin" in content.plain
+
+        await press(pilot, "a", then=lambda: isinstance(app.screen, AccountsScreen) and told())
+        await press(pilot, "escape", then=lambda: not isinstance(app.screen, AccountsScreen))
+
+    drive(app, play)

@@ -850,4 +850,4 @@ def test_memory_of_settled_requests_stays_small(memory_slots: Limiter) -> None:
     for _ in range(50):
         call(limited).close()
     wait_for(lambda: len(memory_slots.list_holds(ADDRESS)) == 0, "nothing to be remembered")
-    assert len(memory_slots.store._holds) <= 3  # type: ignore[attr-defined]
+    assert len(memory_slots.store.holds) <= 3  # type: ignore[attr-defined]

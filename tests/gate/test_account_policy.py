@@ -264,6 +264,6 @@ def test_f1_changes_of_accounts_survive_a_restart(tmp_path: Path) -> None:
         assert gate.effective.accounts.limits_of("acme/search")["usd", ""].text == "7 usd/calendar day"
         assert gate.path_of("writer") == "acme/ops/writer"
         assert {str(change) for change in gate.history()} == {
-            "account_limit of 'acme/search' for usd set to 7 usd/calendar day",
+            "account limit of 'acme/search' for usd set to 7 usd/calendar day",
             "account of 'writer' set to acme/ops",
         }

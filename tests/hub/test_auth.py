@@ -30,6 +30,7 @@ MANY = "1000000/minute"
 ROOMY = Policy(
     limits=dict.fromkeys(("light", "normal", "heavy"), MANY),
     addresses=dict.fromkeys(("limit", "registration", "connection", "authentication"), MANY),
+    accounts={"plans": {"pro": {}}},
 )
 OPEN = (Who.PROBE, Who.ANYONE)
 NOBODY = "hg_this-is-a-token-that-nobody-has"

@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from headgate.hub.api.agent_detail_routes import AgentDetail, AgentSocket, AgentTasks, Bucket
-from headgate.hub.dashboard import feed
+from headgate.hub.api.agent_detail_routes import AgentDetail, AgentHold, AgentSocket, AgentTasks, Bucket
+from headgate.hub.dashboard import accounts, feed
+from headgate.hub.dashboard.accounts import AccountCard, AccountLimit
 from headgate.hub.dashboard.cards import AgentCard, Summary, TaskCounts, Usage
 from headgate.hub.dashboard.feed import LiveCard, Snapshot, Update, WatchRequest
 from headgate.hub.monitoring.address_log import DeniedAddress
@@ -59,6 +60,9 @@ def test_b7_every_field_of_a_frame_is_in_the_docs() -> None:
         (TaskCounts, words(OF_SUMMARY["tasks"])),
         (DeniedAddress, words(OF_SUMMARY["denied_addresses"])),
         (AgentDetail, set(OF_AN_AGENT) | named(AgentCard)),
+        (AgentHold, words(OF_AN_AGENT["holds"]) - {"open", "expired"}),
+        (AccountCard, set(rows("| of an account | |"))),
+        (AccountLimit, set(rows("| of a limit | |"))),
         (Bucket, words(OF_AN_AGENT["buckets"])),
         (Denial, words(OF_AN_AGENT["denials"])),
         (AgentSocket, words(OF_AN_AGENT["connections"]) - {"ws", "relay"}),
@@ -77,6 +81,9 @@ def test_b7_the_numbers_in_the_docs_are_those_of_the_hub() -> None:
     limits = PAGE.partition("\n## Limits\n")[2].partition("\n## ")[0]
     assert f"| {HubSettings().max_dashboards}: `--max-dashboards`" in limits
     assert f"| cards | {feed.MAX_CARDS:,}," in limits
+    assert f"| accounts | {accounts.MAX_ACCOUNTS}," in limits
+    assert f"| limits of an account | {accounts.MAX_LIMITS}," in limits
+    assert f"| accounts that are read | {accounts.MAX_READ} each second" in limits
     assert f"| {feed.MAX_QUEUED} frames wait" in limits
     assert f"wait, of {feed.MAX_QUEUED_BYTES >> 20} MiB" in limits
     assert f"| cards in a frame | {feed._FRAME_CARDS}." in limits

@@ -100,12 +100,17 @@ def calls(hub: Program, token: str) -> list[tuple[tuple[str, str], httpx.Request
         (ADMIN, "POST", "/api/admin/invitations", None),
         (ADMIN, "POST", "/api/admin/tasks", {"payload": 1}),
         (ADMIN, "POST", "/api/admin/signals", {"agent_id": "bank", "session": "s", "signal": SIGNAL}),
+        (token, "POST", "/v1/holds", {"costs": {"tokens": 1}, "id": "new"}),
+        (token, "POST", "/v1/holds/{id}/extend", {"total": {"tokens": 2}}),
+        (token, "POST", "/v1/holds/{id}/settle", {"costs": {"tokens": 3}}),
+        (token, "POST", "/v1/holds/{id}/cancel", None),
         (token, "POST", "/api/onboard/rotate", None),
         (token, "POST", "/api/onboard/revoke", None),
     ]
     requests = []
     for secret, method, path, body in found:
         url = f"http://{hub}" + path.replace("{agent}", "exempt").replace("{name}", "plans").replace("{tier}", "heavy")
+        url = url.replace("{id}", "cancelled" if path.endswith("cancel") else "held")
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         requests.append(((method, path), httpx.Request(method, url, json=body, headers=headers)))
     return requests
@@ -124,6 +129,8 @@ def test_every_route_that_writes_is_unavailable_and_changes_nothing(hub: Program
         bank.ask("message", to="planner", body="for the mailbox")
     with hub.http(token) as planner:
         assert planner.post("/api/channels", json={"name": "plans"}).status_code == 201
+        for name in ("held", "cancelled"):
+            assert planner.post("/v1/holds", json={"costs": {"tokens": 1}, "id": name}).status_code == 201
     before = content(tmp_path)
     every = calls(hub, token)
     covered = {*NOT_WRITING, *[where for where, _ in every]}
@@ -154,7 +161,7 @@ def _rotated(hub: Program, name: str) -> str:
 def content(folder: Path) -> dict[str, list[Any]]:
     """All rows of all tables."""
     found = {}
-    for file in ("hub.db", "changes.db"):
+    for file in ("hub.db", "changes.db", "limits.db"):
         with sqlite3.connect(f"file:{folder / 'data' / file}?mode=ro", uri=True) as db:
             tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             for table in tables:
@@ -280,7 +287,8 @@ def modes(folder: Path) -> dict[str, str]:
 
 def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     data = tmp_path / "deep" / "data"
-    names = ("changes.db", "changes.db-shm", "changes.db-wal", "hub.db", "hub.db-shm", "hub.db-wal", "lock")
+    names = [name + end for name in ("changes.db", "hub.db") for end in ("", "-shm", "-wal")]
+    names += ["limits.db", "lock"]  # nothing is written for plain buckets
     with program(data) as hub:
         assert "other users" not in "".join(hub.err), "they never had access"
         assert modes(data) == dict.fromkeys(names, "0o600")

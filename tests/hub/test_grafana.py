@@ -102,7 +102,13 @@ def test_every_rule_queries_existing_series(rule: dict[str, Any], series: dict[s
     assert mistakes(rule["expr"], series) == []
     assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
     assert rule["annotations"]["summary"]
-    assert set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))) <= {"instance", "tier", "purpose"}
+    assert set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))) <= {
+        "instance",
+        "tier",
+        "purpose",
+        "level",
+        "resource",
+    }
 
 
 @pytest.mark.parametrize(
@@ -144,6 +150,7 @@ def test_the_dashboard_is_valid_and_shows_every_metric() -> None:
         "Batches",
         "Connections",
         "Tasks",
+        "Accounts",
         "Alerts and webhooks",
     ):
         assert about in rows

@@ -13,6 +13,7 @@ import pytest
 
 from headgate import Gate, Policy
 from headgate.gate.changes import exemption, override
+from headgate.hub.agents.registry import Grant
 from tests.support.hub import ADMIN, AgentConnection, Running, running
 
 SIGNAL = {"type": "seen", "entity": "door", "weight": 1, "timestamp": 1}
@@ -71,7 +72,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, s
     data = tmp_path_factory.mktemp("data")
     with persistent(data, admin_token="") as hub:
         tokens = {name: hub.register(name) for name in ("planner", "other", "a")}
-        hub.run(hub.hub.registry.invite())
+        hub.run(hub.hub.registry.invite(Grant(account="acme")))
         hub.run(hub.hub.gate.achange([override("x", "heavy", "blocked")], by="me"))
         with hub.agent("planner", tokens["planner"]) as wire:
             fill(wire)

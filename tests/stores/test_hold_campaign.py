@@ -7,15 +7,11 @@
 import asyncio
 import json
 import os
-import random
-import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import pytest
 
@@ -30,10 +26,9 @@ from tests.support.hold_campaign import (
     Line,
     Record,
     declared,
-    microseconds,
     recorded,
 )
-from tests.support.module_process import ROOT
+from tests.support.holder_processes import Holders, starts_of_hours
 from tests.support.redis_store import keys_of, time_of
 from tests.support.valkey import PATIENCE, Server, wait_for
 from tools.check_history import check_history
@@ -43,81 +38,11 @@ pytestmark = [pytest.mark.long, pytest.mark.once]
 KILLS = int(os.environ.get("HOLD_KILLS", "16"))
 KEYS = int(os.environ.get("HOLD_KEYS", "100000"))
 HOLDERS = 8
-WRITTEN = 30_000  # bytes: some hundred lines
+WRITTEN = 20_000  # bytes: some hundred lines
 LEASES = 100_000
 SLOW = 5000  # microseconds
 SECOND = 1_000_000
 HOUR = 3600 * SECOND
-
-
-class Holders:
-    """Processes that hold, and the files in which they write that down."""
-
-    def __init__(self, nodes: list[Server], folder: Path) -> None:
-        self.nodes, self.folder = nodes, folder
-        self.url = "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)
-        self.running: dict[int, subprocess.Popen[bytes]] = {}
-        self.gone: dict[int, int] = {}
-        """When nothing that was asked by it was under way any more."""
-        self._clients = [node.client(decode_responses=True) for node in nodes]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in self.running.values():
-            process.kill()
-            process.wait()
-        for client in self._clients:
-            client.close()
-
-    def file(self, number: int) -> Path:
-        return self.folder / f"{number}.jsonl"
-
-    def start(self, *before: int) -> None:
-        number = len(self.running) + len(self.gone)
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self.running[number] = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.support.hold_campaign", self.url, str(self.file(number)), str(number)),
-                *[str(self.file(one)) for one in before],
-            ],
-            stdin=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": path},
-        )  # fmt: skip
-
-    def is_at_work(self, number: int) -> bool:
-        """Whether it has made some calls. None may have ended by itself."""
-        ended = [one for one, process in self.running.items() if process.poll() is not None]
-        assert not ended, f"holder {ended[0]} has failed"
-        return self.file(number).exists() and self.file(number).stat().st_size > WRITTEN
-
-    def kill(self, number: int) -> None:
-        process = self.running.pop(number)
-        process.kill()
-        assert process.wait() == -signal.SIGKILL
-        assert process.stdin is not None
-        process.stdin.close()
-        wait_for(lambda: not self._is_connected(number), f"end of {number}")
-        self.gone[number] = microseconds()
-
-    def _is_connected(self, number: int) -> bool:
-        """Whether anything that it has sent may still be under way."""
-        return any(found["name"] == f"holder-{number}" for client in self._clients for found in client.client_list())
-
-    def history(self) -> list[Line]:
-        """All calls. One without an answer has taken effect before its holder's connections were closed, or never."""
-        return [
-            {**line, "returned": gone} if line["returned"] is None else line
-            for number, gone in self.gone.items()
-            for line in recorded(self.file(number))
-        ]
-
-
-def starts_of_hours(raw: Any) -> list[int]:
-    """The next starts of hours by a server's clock, as monotonic time."""
-    ahead = time_of(raw) - microseconds()
-    first = time_of(raw) // HOUR + 1
-    return [(first + number) * HOUR - ahead for number in range(3)]
 
 
 def judge(calls: list[Line], limits: list[Line], folder: Path) -> None:
@@ -143,18 +68,8 @@ def test_what_killed_holders_have_held_is_counted_once_and_comes_back(tmp_path: 
         nodes = stack.enter_context(steady_cluster())
         raws = [stack.enter_context(node.client()) for node in nodes]
         limits = declared(starts_of_hours(raws[0]))
-        holders = stack.enter_context(Holders(nodes, tmp_path))
-        chance = random.Random(7)
-        for _ in range(HOLDERS):
-            holders.start()
-        for _ in range(KILLS):
-            number = chance.choice(list(holders.running))
-            wait_for(lambda number=number: holders.is_at_work(number), f"work of {number}")  # type: ignore[misc]
-            holders.kill(number)
-            holders.start(number)
-        for number in list(holders.running):
-            wait_for(lambda number=number: holders.is_at_work(number), f"work of {number}")  # type: ignore[misc]
-            holders.kill(number)
+        holders = stack.enter_context(Holders("tests.support.hold_campaign", nodes, tmp_path, WRITTEN))
+        holders.kill_some(HOLDERS, KILLS)
         ended = time_of(raws[0])
         calls = holders.history()
         wait_for(lambda: time_of(raws[0]) > ended + (LEASE + 1) * SECOND, "the end of all leases")

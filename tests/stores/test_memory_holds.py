@@ -218,7 +218,7 @@ def test_ended_holds_are_forgotten_while_new_ones_come() -> None:
         if number % 2:
             settle(store, limit, str(number), 1)
         clock.advance(0.1)
-    assert len(store._holds) < 100
+    assert len(store.holds) < 100
 
 
 def test_leases_that_come_and_go_take_little_memory() -> None:

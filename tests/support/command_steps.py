@@ -26,6 +26,8 @@ UNREGISTERED = r"note: no agent named {} is registered\n"
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 ONCE = r"the hub shows this (token|one) only once\n"
 SIGNAL = '{"type": "seen", "entity": "page", "weight": 1, "timestamp": 1}'
+ACCOUNT = r"account      plan  resource .*\nacme/search  "
+NEW = "note: the account {} is new: nothing named it before\n"
 STEPS = [
     Step("agents", [], r"agent .*\nplanner +yes "),
     Step("agents", ["--all"], r"agent .*\naway .*\nplanner "),
@@ -71,6 +73,39 @@ STEPS = [
     Step("violations reset", ["planner"], "violations of planner reset\n"),
     Step("violations reset", ["nobody"], "nobody had", notes=UNREGISTERED.format("nobody")),
     Step("changes", ["--limit", "2"], rf"time .*\n{TIME}  admin at 127\.0\.0\.1  .*scout.*\n{TIME} .*\n$"),
+    Step("accounts set", ["acme/search", "usd=500/calendar month"], ACCOUNT, notes=NEW.format("acme/search")),
+    Step("accounts set", ["acme/search", "requests=9/minute", "--tool", "web"], ACCOUNT),
+    Step("accounts set", ["acme/search", "euros=9/minute"], "", 1, "http://.*: resource: expected one of .*\n"),
+    Step(
+        "accounts move",
+        ["planner", "acme/search", "--plan", "pro"],
+        r"planner belongs to acme/search now, with .* pro\n",
+    ),
+    Step("accounts move", ["nobody", "acme"], "nobody belongs to acme now\n", notes=UNREGISTERED.format("nobody")),
+    Step("accounts", [], r"account .*\nacme +- +- +unlimited\nacme/search  -     requests by web  9/minute "),
+    Step("accounts list", ["--within", "acme/search"], ACCOUNT),
+    Step("accounts show", ["acme/search"], r"(?s:.*)\nagents: planner\n"),
+    Step("accounts show", ["acme/serch"], "", 1, "http://.*: no policy, .* an account .acme/serch.\n"),
+    Step("accounts plan", ["acme/search", "pro"], r"account .*\nacme/search  pro "),
+    Step("accounts unset", ["acme/search", "requests", "--tool", "web"], ACCOUNT),
+    Step("accounts unset", ["acme/search"], r"account .*\nacme/search  -     -         unlimited\n"),
+    Step("levels set", ["team", "usd=20/calendar day"], r"level .*\nteam   usd       20 usd/calendar day\n"),
+    Step("levels", [], "level "),
+    Step("levels list", [], "level "),
+    Step("levels unset", ["team", "usd"], "no level has limits\n"),
+    Step("levels unset", ["team"], "no level has limits\n"),
+    Step("plans set", ["pro", "usd=60/calendar day"], r"plan  resource  limit\npro   usd       60 usd/calendar day\n"),
+    Step("plans", [], "plan "),
+    Step("plans list", [], "plan "),
+    Step("plans unset", ["pro", "usd"], r"plan  resource  limit\npro   usd       50 usd/calendar day\n"),
+    Step("plans unset", ["pro"], r"plan  resource  limit\npro   usd       50 usd/calendar day\n"),
+    Step("holds list", ["acme"], r"agent .*\nplanner  first  acme/search/planner  -        web   open "),
+    Step("holds cancel", ["planner", "first"], "hold first of planner is cancelled\n"),
+    Step("holds cancel", ["planner", "first"], "hold first of planner is cancelled\n"),
+    Step("holds list", ["acme"], "no holds\n"),
+    Step("usage", ["acme", "--by", "team,tool"], r"team         tool  resource  amount\nacme/search  web   requests"),
+    Step("usage", ["--csv"], r"month,resource,amount\n\d{4}-\d\d,requests,1\n"),
+    Step("usage", ["--from", "2020-01-01"], "", 1, "http://.*: from: expected a day from .*\n"),
     Step("reload", [], "the policy file is reloaded\n"),
     Step("tasks push", ['{"url": "https://example.org"}'], r"task \S+ is queued\n"),
     Step("tasks", [], r"task .*\n\S+ +queued +- +0% +0  admin "),

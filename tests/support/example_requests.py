@@ -30,7 +30,7 @@ class Scene:
     mail: int
 
     def parts(self) -> dict[str, str]:
-        """What stands in the named places of paths."""
+        """What stands in the named places of paths. The policy has a plan `pro`."""
         return {
             "agent": self.other,
             "name": self.own_channel,
@@ -38,6 +38,10 @@ class Scene:
             "session": "42",
             "key": "a key",
             "tier": "heavy",
+            "path": f"-/-/{self.agent}",
+            "account": f"-/-/{self.other}",
+            "level": "team",
+            "plan": "pro",
         }
 
     def bodies(self) -> dict[tuple[str, str], Any]:
@@ -63,13 +67,23 @@ class Scene:
             ("PUT", "/api/admin/agents/{agent}/block"): {"reason": "it loops"},
             ("POST", "/api/admin/admins"): {"name": self.newcomer, "role": "viewer"},
             ("PUT", "/api/admin/agents/{agent}/role"): {"role": "viewer"},
+            ("PUT", "/api/admin/accounts/{account}"): {"usd": "5/calendar day", "tokens": None, "plan": None},
+            ("PUT", "/api/admin/account-defaults/levels/{level}"): {"usd": f"{self.mail + 1}/calendar day"},
+            ("PUT", "/api/admin/account-defaults/plans/{plan}"): {"usd": f"{self.mail + 1}/calendar day"},
+            ("PUT", "/api/admin/agents/{agent}/account"): {"account": "acme/search"},
+            ("POST", "/api/admin/invitations"): {"account": "acme/search"},
             ("POST", "/v1/check"): {"key": "a key"},
+            ("POST", "/v1/holds"): {"costs": {"tokens": 12, "usd": "0.03"}, "session": "42", "agent": self.agent},
+            ("POST", "/v1/holds/{id}/settle"): {"costs": {"tokens": 7}},
+            ("POST", "/v1/holds/{id}/extend"): {"total": {"tokens": 20}, "lease": 90},
         }
 
     def request(self, route: Route) -> tuple[str, Any]:
         """The path and body of a good request, for whoever may make it."""
         parts = self.parts() | ({"agent": self.operator} if "/admins/" in route.path else {})
         path = route.path.format(**{name: quote(value, safe="") for name, value in parts.items()})
+        if route.path.startswith("/v1/holds/"):
+            path += f"?agent={quote(self.agent, safe='')}"  # an admin has to name it
         bodies = self.bodies()
         assert ((route.method, route.path) in bodies) == (route.body is not None), "a new route? give it a body here"
         return path, bodies.get((route.method, route.path))
@@ -91,6 +105,7 @@ async def scene(hub: Hub) -> Scene:
     await hub.sessions.write(agent, "42", Signal(type="seen", entity="door", weight=1, timestamp=0))
     task = await hub.scheduler.add(agent, b'{"do":"it"}')
     await hub.gate.arecord_violation(other)
+    await hub.gate.ahold(agent, {"tokens": 10}, hold_id=task.task_id)
     names = agent, token, other, operator, f"newcomer {number}"
     return Scene(*names, plans, f"channel-{number}", task.task_id, mail.number)
 
@@ -111,4 +126,6 @@ async def remembered(hub: Hub, where: Scene) -> dict[str, Any]:
         "holds": (dict(holds.limits), dict(holds.overrides), holds.exempt, dict(holds.blocks), dict(holds.roles)),
         "violations": [standing.violations for standing in standings],
         "open sessions": hub.sessions.open_sessions,
+        "accounts": [hub.gate.path_of(agent) for agent in (where.agent, where.other, where.newcomer)],
+        "open holds": await hub.gate.alist_holds(f"-/-/{where.agent}"),
     }

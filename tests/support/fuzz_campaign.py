@@ -291,6 +291,8 @@ class FuzzCampaign:
             known["agent"].append(told.get("agent_id") or told["name"])
         if "task_id" in told:
             known["task_id"].append(told["task_id"])
+        if "lease_left" in told:
+            known["hold_id"].append(told["id"])
         if "invitation" in told:
             known.setdefault("invitation", []).append(told["invitation"])
 

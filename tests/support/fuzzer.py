@@ -82,6 +82,11 @@ class Fuzzer:
             "action": ["message", None],
             "name": ["general", "plans"],
             "task_id": deque(["none"], maxlen=200),
+            "hold_id": deque(["none"], maxlen=50),
+            "path": [f"-/-/{name}" for name in tokens],
+            "lease": [1, 60.5],
+            "timeout": [0],
+            "tool": ["", None],
             "session": ["0", "1", "2", 3, 4],
             "key": ["a", "b", "a key/with a slash"],
         }
@@ -389,7 +394,8 @@ class Fuzzer:
         return "", {Who.VIEWER: self.viewer, Who.ADMIN: self.admin}.get(route.who, "")
 
     def _path(self, route: Route, operation: Mapping[str, Any]) -> str:
-        named = {name: "task_id" if name == "id" else name for name in route.parts}
+        of_id = "hold_id" if route.path.startswith("/v1/holds") else "task_id"
+        named = {name: of_id if name == "id" else name for name in route.parts}
         parts = {name: self.value({"type": "string", "minLength": 1}, {}, known) for name, known in named.items()}
         path = route.path.format(**{name: quote(str(value), safe="") for name, value in parts.items()})
         query = [

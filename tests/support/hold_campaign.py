@@ -1,7 +1,8 @@
 """A holder: tasks that hold, use, settle, extend, cancel and abandon, and write down each call for check_history.py.
 
-Every call is a line before it is made, and another one with the same number once it has returned: so a holder that is
-killed leaves what it has asked. A holder that replaces another settles some of what that one has left open.
+Every call is a line before it is made, and once it has returned another one with the same number tells what was said:
+so a holder that is killed leaves what it has asked. A holder that replaces another settles some of what that one has
+left open.
 """
 
 import asyncio
@@ -83,7 +84,7 @@ class Record:
         return begun
 
     def end(self, begun: Line, said: str, **more: Any) -> None:
-        self._write({**begun, "returned": microseconds(), "said": said, **more})
+        self._write({"call": begun["call"], "returned": microseconds(), "said": said, **more})
 
     def _write(self, line: Line) -> None:
         self._lines.write(json.dumps(line) + "\n")
@@ -94,10 +95,10 @@ class Record:
 
 def recorded(file: Path) -> list[Line]:
     """The calls in a file, each as far as it is known. The last line may be torn."""
-    lines = {}
+    lines: dict[int, Line] = {}
     for text in file.read_text().split("\n")[:-1]:
         line = json.loads(text)
-        lines[line["call"]] = line
+        lines.setdefault(line["call"], {}).update(line)
     return list(lines.values())
 
 

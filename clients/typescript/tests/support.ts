@@ -56,6 +56,29 @@ export class ManualHub {
   }
 }
 
+/** A hub on such a clock, with an account that has 10 dollars, and its agent `planner` that has 2 slots. */
+export class AccountHub {
+  private constructor(
+    readonly url: string,
+    readonly token: string,
+    readonly number: number,
+  ) {}
+
+  static async open(): Promise<AccountHub> {
+    const { hub, url, token } = await ask<{ hub: number; url: string; token: string }>("accounts", {});
+    return new AccountHub(url, token, hub);
+  }
+
+  /** The dollars and the slots that are left. */
+  left(): Promise<string> {
+    return ask("left", { hub: this.number });
+  }
+
+  advance(ms: number): Promise<null> {
+    return ask("advance", { hub: this.number, ms });
+  }
+}
+
 /** The program `headgate serve`. */
 export class Program {
   private constructor(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from headgate.cli import (
+    accounts,
     admins,
     agents,
     alerts,
@@ -18,6 +19,7 @@ from headgate.cli import (
     defaults,
     demo,
     exempt,
+    holds,
     log_level,
     override,
     policy,
@@ -28,6 +30,7 @@ from headgate.cli import (
     tasks,
     tokens,
     top,
+    usage,
     violations,
 )
 from headgate.cli.parser import CommandParser, UsageError
@@ -35,8 +38,8 @@ from headgate.cli.terminal import discard, prepare_output, print_error, version_
 from headgate.errors import HeadgateError
 
 _MODULES: Final = (
-    serve, top, agents, alerts, block, tokens, override, defaults, exempt, violations, changes, tasks, channels,
-    signals, admins, store, log_level, check, policy, replay, bench, demo,
+    serve, top, agents, alerts, block, tokens, override, defaults, exempt, accounts, holds, usage, violations,
+    changes, tasks, channels, signals, admins, store, log_level, check, policy, replay, bench, demo,
 )  # fmt: skip
 """In the order in which the help lists the commands."""
 

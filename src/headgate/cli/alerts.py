@@ -3,10 +3,10 @@
 import argparse
 from typing import Any
 
-from headgate.cli.answers import local_time, shown, whole
+from headgate.cli.answers import local_time, number, shown, whole
 from headgate.cli.hub_commands import ListCommand, Rows, add_limit_option
 from headgate.cli.parser import Commands
-from headgate.cli.terminal import Column
+from headgate.cli.terminal import Cell, Column
 
 
 def add(commands: Commands) -> None:
@@ -15,7 +15,8 @@ def add(commands: Commands) -> None:
         "alerts",
         "list alerts",
         "List the alerts, newest first: agents with many violations in a short time, the violations since then, what "
-        "was denied most, and from where. headgate agents AGENT shows more, headgate block AGENT stops it.",
+        "was denied most, and from where. headgate agents AGENT shows more, headgate block AGENT stops it. Alerts of "
+        "accounts say how much of a budget is used.",
         "headgate alerts",
         "headgate alerts --open --json",
     )
@@ -35,16 +36,23 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _alerts(answer: dict[str, Any]) -> Rows:
+    alerts = [*answer["alerts"], *answer.get("account_alerts", [])]  # an older hub has none of accounts
+    return [_alert(one) for one in sorted(alerts, key=lambda one: -number(one["raised_at"]))]
+
+
+def _alert(one: dict[str, Any]) -> list[str | Cell]:
+    state = "open" if one["resolved_at"] is None else f"resolved {local_time(one['resolved_at'])}"
+    if "account" in one:
+        tool = f" by {shown(one['tool'])}" if one["tool"] else ""
+        used = f"{whole(100 * number(one['share']))} % of {shown(one['limit'])}{tool}"
+        return [local_time(one["raised_at"]), str(one["account"]), state, "-", used, "-"]
     return [
-        [
-            local_time(one["raised_at"]),
-            str(one["agent_id"]),
-            "open" if one["resolved_at"] is None else f"resolved {local_time(one['resolved_at'])}",
-            str(whole(one["total"])),
-            ", ".join([f"{shown(each['channel'])} {shown(each['action'])}" for each in one["actions"]]) or "-",
-            shown(one["address"]) or "-",
-        ]
-        for one in answer["alerts"]
+        local_time(one["raised_at"]),
+        str(one["agent_id"]),
+        state,
+        str(whole(one["total"])),
+        ", ".join([f"{shown(each['channel'])} {shown(each['action'])}" for each in one["actions"]]) or "-",
+        shown(one["address"]) or "-",
     ]
 
 
@@ -57,8 +65,8 @@ def _addresses(answer: dict[str, Any]) -> Rows:
 
 _ALERTS = ListCommand(
     lambda hub, options: hub.alerts(options.limit, only_open=options.open),
-    [Column("raised"), Column("agent", elastic=True), Column("state"), Column("violations", right=True),
-     Column("denied"), Column("address")],
+    [Column("raised"), Column("who", elastic=True), Column("state"), Column("violations", right=True),
+     Column("what"), Column("address")],
     _alerts,
     "no alerts",
     viewer=True,

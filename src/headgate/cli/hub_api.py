@@ -32,6 +32,9 @@ _EXEMPT: Final = f"{_LIMITS}/whitelist"
 _VIOLATIONS: Final = f"{_ADMIN}/violations"
 _STORE: Final = f"{_ADMIN}/store"
 _CHANNELS: Final = "/api/channels"
+_ACCOUNTS: Final = f"{_ADMIN}/accounts"
+_ACCOUNT_DEFAULTS: Final = f"{_ADMIN}/account-defaults"
+_MOST_ACCOUNTS: Final = 10_000  # that are listed
 
 T = TypeVar("T")
 
@@ -155,18 +158,23 @@ class HubApi:
 
         `HubError` if there is none in time, or a refusal, or an answer that no hub gives.
         """
+        text = self._send(method, path, body, "application/json")
+        return self.parse(lambda: parse_object(text, fields))
+
+    def _send(self, method: str, path: str, body: object, accept: str) -> bytes:
         from http.client import HTTPException
         from urllib.error import HTTPError, URLError
         from urllib.request import Request
 
-        headers = {"Authorization": f"Bearer {self._token}", "Accept": "application/json"}
+        headers = {"Authorization": f"Bearer {self._token}", "Accept": accept}
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         if data is not None:
             headers["Content-Type"] = "application/json"
         request = Request(self.url + path, data, headers, method=method)  # noqa: S310 - http or https, see hub_options
         try:
             with waiting_for(self.url), self._opener.open(request, timeout=self._timeout) as answer:
-                text = answer.read(MAX_ANSWER + 1)
+                found: bytes = answer.read(MAX_ANSWER + 1)
+                return found
         except HTTPError as error:
             with error:
                 self._raise_refusal(error)
@@ -174,7 +182,6 @@ class HubApi:
             self._raise_unreachable(error.reason if isinstance(error.reason, Exception) else error)
         except (OSError, HTTPException, ValueError) as error:  # ValueError: a host that is none, or a proxy
             self._raise_unreachable(error)
-        return self.parse(lambda: parse_object(text, fields))
 
     def parse(self, parser: Callable[[], T]) -> T:
         """Parse an answer; `HubError` if it isn't that of a headgate hub."""
@@ -207,8 +214,9 @@ class HubApi:
     def agent(self, agent: str) -> dict[str, Any]:
         return self.request("GET", _path(_AGENTS, agent), agent_id=str)
 
-    def register(self, agent: str) -> dict[str, Any]:
-        return self.request("POST", _AGENTS, {"agent_id": agent}, token=str)
+    def register(self, agent: str, **account: str) -> dict[str, Any]:
+        """`account`: the account that it belongs to, and its plan."""
+        return self.request("POST", _AGENTS, {"agent_id": agent, **account}, token=str)
 
     def rotate(self, agent: str) -> dict[str, Any]:
         return self.request("POST", _path(_AGENTS, agent, "token"), token=str)
@@ -216,8 +224,9 @@ class HubApi:
     def revoke(self, agent: str) -> dict[str, Any]:
         return self.request("DELETE", _path(_AGENTS, agent, "token"), revoked=bool)
 
-    def invite(self) -> dict[str, Any]:
-        return self.request("POST", f"{_ADMIN}/invitations", invitation=str)
+    def invite(self, **account: str) -> dict[str, Any]:
+        """`account`: as in `register`, of the agent that uses it."""
+        return self.request("POST", f"{_ADMIN}/invitations", account or None, invitation=str)
 
     def block(self, agent: str, until: float | None, reason: str) -> dict[str, Any]:
         return self.request("PUT", _path(_AGENTS, agent, "block"), {"until": until, "reason": reason}, blocked=bool)
@@ -335,6 +344,56 @@ class HubApi:
             self.parse(partial(_check_order, names))
             yield answer["channels"]
 
+    def accounts(self, within: str = "", most: int = _MOST_ACCOUNTS) -> list[dict[str, Any]]:
+        """All accounts above the agents, each before those below it; at most so many."""
+        found: list[dict[str, Any]] = []
+        paths, more = [""], True
+        while more and len(found) < most:
+            path = f"{_ACCOUNTS}?limit={_PAGE}&after={_quoted(paths[-1])}&within={_quoted(within)}"
+            answer = self.request("GET", path, accounts=list, more=bool)
+            paths = [paths[-1], *self.parse(partial(_paths, answer["accounts"]))]
+            more = answer["more"] and len(paths) > 1
+            self.parse(partial(_check_tree, paths))
+            found += answer["accounts"]
+        return found[:most]
+
+    def account(self, path: str) -> dict[str, Any]:
+        return self.request("GET", f"{_ACCOUNTS}/{_quoted(path)}", plan=str, limits=list)
+
+    def set_account(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return self.request("PUT", f"{_ACCOUNTS}/{_quoted(path)}", body, plan=str, limits=list)
+
+    def reset_account(self, path: str) -> dict[str, Any]:
+        return self.request("DELETE", f"{_ACCOUNTS}/{_quoted(path)}", plan=str, limits=list)
+
+    def account_defaults(self) -> dict[str, Any]:
+        return self.request("GET", _ACCOUNT_DEFAULTS, levels=list, level_limits=dict, plans=dict)
+
+    def set_account_defaults(self, kind: str, name: str, limits: Mapping[str, Any]) -> dict[str, Any]:
+        """Limits of a level or a plan; `kind` is "levels" or "plans"."""
+        path = f"{_ACCOUNT_DEFAULTS}/{kind}/{_quoted(name)}"
+        return self.request("PUT", path, limits, levels=list, level_limits=dict, plans=dict)
+
+    def reset_account_defaults(self, kind: str, name: str) -> dict[str, Any]:
+        path = f"{_ACCOUNT_DEFAULTS}/{kind}/{_quoted(name)}"
+        return self.request("DELETE", path, levels=list, level_limits=dict, plans=dict)
+
+    def set_agent_account(self, agent: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return self.request("PUT", _path(_AGENTS, agent, "account"), body, account=str, plan=str)
+
+    def account_holds(self, path: str, limit: int) -> dict[str, Any]:
+        return self.request("GET", f"{_ACCOUNTS}/{_quoted(path)}/holds?limit={limit}", holds=list, more=bool)
+
+    def cancel_hold(self, agent: str, hold_id: str) -> dict[str, Any]:
+        return self.request("POST", f"/v1/holds/{_quoted(hold_id)}/cancel?agent={_quoted(agent)}", state=str)
+
+    def usage(self, query: Mapping[str, str]) -> dict[str, Any]:
+        return self.request("GET", f"{_ADMIN}/usage{_query(query)}", by=list, totals=list)
+
+    def usage_csv(self, query: Mapping[str, str]) -> str:
+        text = self._send("GET", f"{_ADMIN}/usage.csv{_query(query)}", None, "text/csv")
+        return self.parse(lambda: _bounded_text(text))
+
     def delete_chat_channel(self, name: str) -> dict[str, Any]:
         return self.request("DELETE", f"{_CHANNELS}/{_quoted(name)}", name=str)
 
@@ -386,6 +445,25 @@ def _path(path: str, agent: str, *below: str) -> str:
 
 def _quoted(text: str) -> str:
     return quote(text, safe="", errors="surrogatepass")
+
+
+def _query(query: Mapping[str, str]) -> str:
+    return "?" + "&".join([f"{name}={_quoted(value)}" for name, value in query.items()]) if query else ""
+
+
+def _bounded_text(text: bytes) -> str:
+    if len(text) > MAX_ANSWER or text.startswith(b"<"):  # a page of another server
+        raise ValueError
+    return text.decode()
+
+
+def _paths(accounts: list[dict[str, Any]]) -> list[str]:
+    return [str(one["path"]) for one in accounts]
+
+
+def _check_tree(paths: Sequence[str]) -> None:
+    if not all([earlier.split("/") < later.split("/") for earlier, later in pairwise(paths)]):
+        raise ValueError
 
 
 def _defaults(answer: dict[str, Any]) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 import argparse
 import os
+import re
 from collections.abc import Callable
 from typing import Any, Final, NoReturn, TypeAlias
+from urllib.parse import unquote
 
 from headgate.cli.hub_api import HUB_VARIABLE, TIMEOUT, HubApi
 from headgate.client.url import is_hub_url
 from headgate.errors import HeadgateError
-from headgate.hub.agents.names import check_path_name
+from headgate.hub.agents.names import DOTS, check_path_name
 from headgate.hub.settings import A_TOKEN, usable_token, variable
 
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
@@ -106,6 +108,14 @@ def agent_name(text: str) -> str:
 def existing_agent(text: str) -> str:
     """The name of an agent, for argparse, where no path of the hub stands beside it: that of any agent there is."""
     return _checked(text, beside_routes=False)
+
+
+def path_part(text: str) -> str:
+    """A text that is a part of the hub's paths, for argparse. One that would be another path of the hub is refused."""
+    if not text or not DOTS.isdisjoint(re.split(r"[/\\]", unquote(text))):
+        expected = f"a text without the parts {' and '.join(sorted(DOTS))}, which lead to another path"
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!a}")
+    return text
 
 
 def _checked(text: str, *, beside_routes: bool) -> str:

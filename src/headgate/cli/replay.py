@@ -42,6 +42,7 @@ _BARS: Final = " ▁▂▃▄▅▆▇█"
 _PLAIN_BARS: Final = " .:-=+*#@"
 _COLUMNS: Final = 60  # of the timeline
 _SHOWN_ALERTS: Final = 5
+_SHOWN_SPENT: Final = 50
 
 
 def add(commands: Commands) -> None:
@@ -200,6 +201,7 @@ def _print_summary(report: "Report") -> None:
         _print_timeline(policy, report.interval)
         _print_agents(policy)
         _print_alerts(policy)
+        _print_accounts(policy)
     if report.difference is not None:
         difference = report.difference
         _print_difference(report)
@@ -283,6 +285,32 @@ def _print_alerts(policy: "PolicyReport") -> None:
             print(f"{alert.time}  {printable(alert.agent)}")
         if policy.alerts > _SHOWN_ALERTS:
             print(f"and {policy.alerts - _SHOWN_ALERTS:,} more")
+
+
+def _print_accounts(policy: "PolicyReport") -> None:
+    found = policy.accounts
+    if found is None:
+        return
+    how = f"{found.denied:,} denied" + (f", {found.shadowed:,} shadowed" if found.shadowed else "")
+    _title(f"{_many(found.holds, 'hold')}, {how}")
+    if found.denials:
+        denials: list[list[str | Cell]] = [
+            [one.account, one.resource, one.tool or "-", Cell(f"{one.denied:,}", RED)] for one in found.denials
+        ]
+        print_table(
+            [Column("account", elastic=True), Column("resource"), Column("tool"), Column("denied", right=True)], denials
+        )
+        if found.limits_denied > len(denials):
+            print(f"and {_many(found.limits_denied - len(denials), 'more limit')}")
+    if found.spent:
+        _title(f"spent since {found.spent_from}")
+        columns = [Column("account", elastic=True), Column("resource"), Column("amount", right=True)]
+        shown = found.spent[:_SHOWN_SPENT]
+        print_table(columns, [[one.account or "-", one.resource, one.amount] for one in shown])
+        if len(found.spent) > len(shown):
+            print(f"and more, of {_many(found.accounts, 'account')} in all; --json has them")
+    for reason, count in found.refused.items():
+        print(coloured(f"{_many(count, 'hold')} not counted: {printable(reason)}", YELLOW, sys.stdout))
 
 
 def _print_difference(report: "Report") -> None:

@@ -15,13 +15,14 @@ def add(commands: Commands) -> None:
     register = add_command(
         commands,
         "register",
-        partial(_print_token, HubApi.register, "{} is registered; the hub shows this token only once"),
+        _register,
         "register an agent and print its token",
         "Register an agent, even where registration is closed. Its token alone is printed on standard output.",
-        "TOKEN=$(headgate register planner)",
+        "TOKEN=$(headgate register planner --account acme/search)",
         json=True,
     )
     add_hub_options(register, agent=agent_name)
+    _add_account_options(register)
     rotate = add_command(
         commands,
         "rotate",
@@ -54,10 +55,27 @@ def add(commands: Commands) -> None:
         _invite,
         "create an invitation to register",
         "Create an invitation, a code for one registration. It alone is printed on standard output.",
-        "INVITATION=$(headgate invite)",
+        "INVITATION=$(headgate invite --account acme/search)",
         json=True,
     )
     add_hub_options(invite)
+    _add_account_options(invite)
+
+
+def _add_account_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--account", metavar="PATH", help="the account that the agent belongs to: acme/search")
+    command.add_argument("--plan", metavar="PLAN", help="the plan of the agent")
+
+
+def _account(options: argparse.Namespace) -> dict[str, str]:
+    given = {"account": options.account, "plan": options.plan}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _register(options: argparse.Namespace) -> int:
+    hub = hub_from(options)
+    note = f"{printable(options.agent)} is registered; the hub shows this token only once"
+    return print_token(options, hub, hub.register(options.agent, **_account(options)), note)
 
 
 def _print_token(make: Callable[[HubApi, str], Answer], note: str, options: argparse.Namespace) -> int:
@@ -67,4 +85,4 @@ def _print_token(make: Callable[[HubApi, str], Answer], note: str, options: argp
 
 def _invite(options: argparse.Namespace) -> int:
     hub = hub_from(options)
-    return print_token(options, hub, hub.invite(), "valid for one registration", "invitation")
+    return print_token(options, hub, hub.invite(**_account(options)), "valid for one registration", "invitation")

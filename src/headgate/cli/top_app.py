@@ -18,6 +18,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from headgate.cli.hub_api import AgentSummary, HubApi, HubError, HubStatus
 from headgate.cli.terminal import GREEN, RED, YELLOW, truncate, usage_colour
+from headgate.cli.top_accounts import AccountsScreen
 from headgate.errors import printable
 
 _BAR: Final = 10  # columns
@@ -44,14 +45,15 @@ n u v h w  sort by name, usage, violations in a row, violations
 /          filter agents by name; Esc shows all
 e          exempt the agent, or end its exemption
 r          reset the agent's violations
+a          show accounts, the worst first; again: agents
 p          pause or resume
 ↑ ↓        select an agent
 q          quit
 
 ● is connected, ○ is not. The bar is the bucket nearest to its
 limit: green below 50 %, yellow up to 80 %, red above.
-B: blocked. E: exempt. O: override. Keys e and r require the
-admin token.
+B: blocked. E: exempt. O: override. Keys e, r and a require
+the admin token.
 
 Press any key to close."""
 
@@ -164,6 +166,7 @@ class TopApp(App[int]):
         Binding("escape", "show_all", "all", show=False),
         Binding("e", "exempt", "exempt"),
         Binding("r", "reset", "reset"),
+        Binding("a", "accounts", "accounts"),
         Binding("p", "pause", "pause"),
         Binding("question_mark", "help", "help", key_display="?"),
         Binding("q", "end", "quit"),
@@ -172,7 +175,7 @@ class TopApp(App[int]):
 
     def __init__(self, hub: HubApi, interval: float = 1.0) -> None:
         super().__init__()
-        self._hub = hub
+        self._hub, self._interval = hub, interval
         self._poller = StatusPoller(hub, interval, self.post_message)
         self._status: HubStatus | None = None
         self._shown: list[AgentSummary] = []
@@ -339,6 +342,9 @@ class TopApp(App[int]):
 
     def action_help(self) -> None:
         self.push_screen(HelpScreen())
+
+    def action_accounts(self) -> None:
+        self.push_screen(AccountsScreen(self._hub, self._interval))
 
     def action_end(self) -> None:
         self.exit(0)

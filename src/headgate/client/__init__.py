@@ -1,9 +1,10 @@
-"""Clients that obey rate limits: transports for httpx, and clients of a hub and of its relay."""
+"""Clients that obey rate limits: transports for httpx, and clients of a hub, of its relay and of its holds."""
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headgate.client.connection import Disconnected
+    from headgate.client.holds import ClientHold, HoldClient, HoldDenied, HubUnavailable, SyncClientHold, SyncHoldClient
     from headgate.client.http import AsyncObeyingTransport, ObeyingTransport, TooLong, WaitNotice
     from headgate.client.hub import HubClient, Warned
     from headgate.client.outbox import Denial, QueueFull, Refused, Unsent
@@ -11,14 +12,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncObeyingTransport",
+    "ClientHold",
     "Denial",
     "Disconnected",
+    "HoldClient",
+    "HoldDenied",
     "HubClient",
+    "HubUnavailable",
     "ObeyingTransport",
     "QueueFull",
     "Refused",
     "RelayClient",
     "RelayMessage",
+    "SyncClientHold",
+    "SyncHoldClient",
     "TooLong",
     "Unsent",
     "WaitNotice",
@@ -27,6 +34,7 @@ __all__ = [
 
 _PLACES = {
     "connection": ("Disconnected",),
+    "holds": ("ClientHold", "HoldClient", "HoldDenied", "HubUnavailable", "SyncClientHold", "SyncHoldClient"),
     "http": ("AsyncObeyingTransport", "ObeyingTransport", "TooLong", "WaitNotice"),
     "hub": ("HubClient", "Warned"),
     "outbox": ("Denial", "QueueFull", "Refused", "Unsent"),

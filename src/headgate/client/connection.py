@@ -508,13 +508,6 @@ class ReconnectingClient(Generic[T]):
                         _log.warning("%s: the application doesn't take its messages; the oldest are dropped", self.url)
 
 
-def checked_token(token: object) -> str:
-    """A valid token."""
-    if not isinstance(token, str) or not 1 <= len(token) <= 256 or not token.isprintable():
-        raise HeadgateError("token: expected the one that the agent got when it was registered, 1 to 256 characters")
-    return token
-
-
 def refusal_of_handshake(code: str, detail: str, where: str) -> Exception:
     """What an error in answer to the handshake means: a refusal for good, or that the hub can't for now."""
     return Refused(code, f"{where}: {detail}") if code in _REFUSALS else TryLater(f"{code}: {detail}")

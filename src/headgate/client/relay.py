@@ -13,10 +13,10 @@ from headgate.client.connection import (
     ReconnectingClient,
     Socket,
     TryLater,
-    checked_token,
     refusal_of_handshake,
 )
 from headgate.client.outbox import PacedLimit, PendingFrame, Refused, SendLimit
+from headgate.client.url import checked_token
 from headgate.errors import HeadgateError, refuse
 from headgate.gate.policy import check_agent
 

@@ -1,9 +1,11 @@
-"""The URL of a hub."""
+"""The URL of a hub, and a token."""
 
 from collections.abc import Sequence
 from ipaddress import ip_address
 from typing import TypeGuard
 from urllib.parse import urlsplit
+
+from headgate.errors import HeadgateError
 
 
 def is_hub_url(text: object, schemes: Sequence[str]) -> TypeGuard[str]:
@@ -26,3 +28,10 @@ def is_loopback(url: str) -> bool:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def checked_token(token: object) -> str:
+    """A valid token."""
+    if not isinstance(token, str) or not 1 <= len(token) <= 256 or not token.isprintable():
+        raise HeadgateError("token: expected the one that the agent got when it was registered, 1 to 256 characters")
+    return token

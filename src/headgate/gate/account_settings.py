@@ -146,16 +146,17 @@ def account_settings(accounts: Accounts) -> dict[str, Any]:
         "max_lease": accounts.max_lease,
         "max_open_holds": accounts.max_open_holds,
         "units": {name: {"decimals": decimals} for name, decimals in accounts.units.items() if name not in _UNITS},
-        "default": {level: _limit_settings(limits) for level, limits in accounts.defaults.items() if limits},
-        "plans": {plan: _limit_settings(limits) for plan, limits in accounts.plans.items()},
+        "default": {level: limit_settings(limits) for level, limits in accounts.defaults.items() if limits},
+        "plans": {plan: limit_settings(limits) for plan, limits in accounts.plans.items()},
         "at": {
-            path: {**({"plan": account.plan} if account.plan else {}), **_limit_settings(account.limits)}
+            path: {**({"plan": account.plan} if account.plan else {}), **limit_settings(account.limits)}
             for path, account in sorted(accounts.at.items())
         },
     }
 
 
-def _limit_settings(limits: Mapping[Resource, AccountLimit]) -> dict[str, Any]:
+def limit_settings(limits: Mapping[Resource, AccountLimit]) -> dict[str, Any]:
+    """Limits in the structure that builds them: by resource, and those of tools below "tools"."""
     found: dict[str, Any] = {resource: limit.text for (resource, tool), limit in limits.items() if not tool}
     tools: dict[str, dict[str, str]] = {}
     for (resource, tool), limit in limits.items():

@@ -13,8 +13,11 @@ from headgate.gate.account_holds import AccountHoldSummary, LimitStatus, limit_s
 from headgate.gate.accounts import NO_ACCOUNT, SLOTS, Bound, is_name, is_within, join_path, split_path
 from headgate.gate.gate_holds import NO_AGENT_RULES, GateHolds, StoreCall, acall_store, call_store
 from headgate.gate.policy import check_agent
-from headgate.limits.calendar import zone_of
+from headgate.gate.usage import DEFAULT_GROUPS, UsageTotal, usage_groups, usage_totals
+from headgate.gate.usage import Usage as Usage
+from headgate.limits.calendar import Calendar, zone_of
 from headgate.limits.decision import Decision
+from headgate.limits.meter import KEPT
 from headgate.limits.notation import LimitLike
 from headgate.limits.numbers import whole
 from headgate.stores.base import Ask
@@ -31,17 +34,6 @@ class AccountStatus(NamedTuple):
     level: str
     plan: str
     limits: tuple[LimitStatus, ...]
-
-
-class Usage(NamedTuple):
-    """What an agent has used of a resource on one day."""
-
-    day: date
-    account: str
-    """The path of the agent."""
-    tool: str
-    resource: str
-    amount: Decimal
 
 
 class GateAccounts(GateHolds):
@@ -68,7 +60,22 @@ class GateAccounts(GateHolds):
     async def aaccount(self, path: str) -> AccountStatus:
         return await adrive(self._looking(path), acall_store)
 
-    def _looking(self, path: object) -> Flow[StoreCall, AccountStatus]:
+    def accounts(self, paths: Iterable[str]) -> list[AccountStatus]:
+        """Several accounts. The open holds of each top account are read once."""
+        return drive(self._looking_at(paths), call_store)
+
+    async def aaccounts(self, paths: Iterable[str]) -> list[AccountStatus]:
+        return await adrive(self._looking_at(paths), acall_store)
+
+    def _looking_at(self, paths: Iterable[str]) -> Flow[StoreCall, list[AccountStatus]]:
+        held: dict[str, dict[Bound, int]] = {}
+        found = []
+        for path in paths:
+            status = yield from self._looking(path, held)
+            found.append(status)
+        return found
+
+    def _looking(self, path: object, held: dict[str, dict[Bound, int]] | None = None) -> Flow[StoreCall, AccountStatus]:
         effective = self._lookup.effective
         accounts = effective.accounts
         found = accounts.check_path("account", path, sessions=True)
@@ -78,14 +85,26 @@ class GateAccounts(GateHolds):
         if level == accounts.agent_level:
             plan = (effective.agents.get(split_path(found)[-1]) or NO_AGENT_RULES).plan
         asks = asks_of_one(accounts, found, plan)
-        limits = yield from self._status(asks, asks.asks(asks.costs_of({}), ""), "")
+        limits = yield from self._status(asks, asks.asks(asks.costs_of({}), ""), "", held)
         return AccountStatus(found, accounts.levels[level], plan, tuple(limits))
 
-    def _status(self, asks: AccountAsks, made: tuple[Ask, ...], session: str) -> Flow[StoreCall, list[LimitStatus]]:
+    def _status(
+        self,
+        asks: AccountAsks,
+        made: tuple[Ask, ...],
+        session: str,
+        known: dict[str, dict[Bound, int]] | None = None,
+    ) -> Flow[StoreCall, list[LimitStatus]]:
+        """The limits of some asks. `known` is what is held, by top account, and gets what is read here."""
         store, accounts = self._account_store, self._lookup.effective.accounts
         parts: tuple[Decision, ...] = yield StoreCall(store.peek_each, store.apeek_each, (made, self._lookup.low))
-        listed: list[ListedHold] = yield StoreCall(store.list_holds, store.alist_holds, (HOLDS, asks.root, _COUNTED))
-        held = _held(listed)
+        held = None if known is None else known.get(asks.root)
+        if held is None:
+            arguments = (HOLDS, asks.root, _COUNTED)
+            listed: list[ListedHold] = yield StoreCall(store.list_holds, store.alist_holds, arguments)
+            held = _held(listed)
+            if known is not None:
+                known[asks.root] = held
         return [
             limit_status(
                 bound := asks.bound_of(row, session),
@@ -150,7 +169,7 @@ class GateAccounts(GateHolds):
         """What was used from one day to another, both included, in an account or in all.
 
         It is told by day, agent, tool and resource. Holds that are open count as what they have reserved. Days are
-        those of `accounts.zone`.
+        those of `accounts.zone`. It is kept for 13 months.
         """
         span = self._usage_span(first, last, account)
         return self._usage(self._account_store.read_usage(*span), account)
@@ -159,15 +178,50 @@ class GateAccounts(GateHolds):
         span = self._usage_span(first, last, account)
         return self._usage(await self._account_store.aread_usage(*span), account)
 
+    def usage_totals(
+        self, first: date, last: date, account: str | None = None, by: Iterable[str] = DEFAULT_GROUPS
+    ) -> list[UsageTotal]:
+        """What was used from one day to another, added up by resource and by what `by` names.
+
+        That is "day" or "month"; "account", or a level above the agents; "agent"; "tool"; "resource".
+        """
+        accounts = self._lookup.effective.accounts
+        groups = usage_groups(by, accounts)
+        return usage_totals(self.usage(first, last, account), groups, accounts)
+
+    async def ausage_totals(
+        self, first: date, last: date, account: str | None = None, by: Iterable[str] = DEFAULT_GROUPS
+    ) -> list[UsageTotal]:
+        accounts = self._lookup.effective.accounts
+        groups = usage_groups(by, accounts)
+        return usage_totals(await self.ausage(first, last, account), groups, accounts)
+
+    def usage_days(self) -> tuple[date, date]:
+        """The first day of which usage is kept, and today, by the days of `accounts.zone`."""
+        zone = zone_of(self._lookup.effective.accounts.zone)
+        kept, today = [
+            datetime.fromtimestamp(moment / 1_000_000, UTC).astimezone(zone).date() for moment in self._kept_since()
+        ]
+        return kept, today
+
+    def _kept_since(self) -> tuple[int, int]:
+        """The start of the first day of which usage is kept, and that of today, in microseconds since 1970."""
+        days = Calendar("day", self._lookup.effective.accounts.zone)
+        today = days.at(max(round(self._store.clock.wall() * 1_000_000), 0))[0]
+        return (days.next(today - KEPT)[0] if today >= KEPT else 0), today
+
     def _usage_span(self, first: object, last: object, account: object) -> tuple[str, int, int, str | None]:
         accounts = self._lookup.effective.accounts
         root = None if account is None else accounts.root_of(accounts.check_path("account", account))
         zone = zone_of(accounts.zone)
+        begin, until = _day("first", first), _day("last", last)
+        if begin > until:
+            refuse("first", f"a day up to the last, which is {until}", str(begin))
         start, end = [
             round(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp() * 1_000_000)
-            for day in (_day("first", first), _day("last", last) + timedelta(days=1))
+            for day in (begin, until + timedelta(days=1))
         ]
-        return USAGE, start, end, root
+        return USAGE, max(start, self._kept_since()[0]), end, root
 
     def _usage(self, rows: Iterable[UsageRow], account: str | None) -> list[Usage]:
         accounts = self._lookup.effective.accounts

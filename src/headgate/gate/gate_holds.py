@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from headgate._limiter_hot import KEEP
 from headgate.errors import UnknownHold, refuse
 from headgate.events import AccountAlerted, HoldChecked
 from headgate.flow import Flow, adrive, drive
@@ -24,7 +25,7 @@ from headgate.gate.changes import AgentRules, Effective
 from headgate.gate.gate_changes import GateChanges
 from headgate.gate.lookup import AGENTS
 from headgate.gate.policy import check_agent
-from headgate.holds import KEEP, HoldAttempt, PendingHold, check_id, found_hold, lease_of, new_id
+from headgate.holds import HoldAttempt, PendingHold, check_id, found_hold, lease_of, new_id
 from headgate.limits.budget import Budget
 from headgate.limits.decision import NEVER, Decision, Outcome, Violation
 from headgate.limits.fixed import BLOCKED
@@ -74,7 +75,8 @@ class GateHolds(GateChanges):
         self._hold_queues: Final = WaitQueues()
         self._asks: tuple[Effective | None, dict[tuple[object, ...], AccountAsks]] = (None, {})
         self._of_holds: GateOfHolds | None = None
-        self._alerted: dict[Bound, tuple[float, int]] = {}  # the last share of each budget, and the period
+        # By budget, whatever its amount: the last share that was told, the period, and the budget as it was.
+        self._alerted: dict[tuple[Bound, object], tuple[float, int, Budget]] = {}
         super().__init__(*arguments)
 
     def hold(
@@ -253,19 +255,23 @@ class GateHolds(GateChanges):
         if not self._listeners.get(AccountAlerted):
             return
         for row, decision in hold.limits():
-            if isinstance(row.limit, Budget) and row.path and decision.outcome is not Outcome.ALLOW:
-                share = 1.0 if not decision or decision.left <= 0 else 0.8
-                self._tell_low(hold.bound_of(row), row.limit, share, decision)
+            budget = row.limit
+            if isinstance(budget, Budget) and row.path:
+                if share := _used_share(budget, decision):
+                    self._tell_low(hold.bound_of(row), budget, share, decision)
+                elif self._alerted:  # it is told again when it is used up once more
+                    self._alerted.pop((hold.bound_of(row), budget.identity), None)
 
     def _tell_low(self, bound: Bound, budget: Budget, share: float, decision: Decision) -> None:
         resets_at = None if budget.period is None else self._store.clock.wall() + decision.reset_after
         period = 0 if resets_at is None else round(resets_at / 60)
-        known = self._alerted.get(bound, (0.0, -1))
-        if known[1] == period and known[0] >= share:
+        key = (bound, budget.identity)
+        known = self._alerted.get(key)
+        if known is not None and known[1:] == (period, budget) and known[0] >= share:
             return
         if len(self._alerted) >= _REMEMBERED:
             self._alerted.clear()
-        self._alerted[bound] = (share, period)
+        self._alerted[key] = (share, period, budget)
         self._emit(AccountAlerted(*bound, share, str(budget), resets_at))
 
     def _owner(self) -> GateOfHolds:
@@ -306,6 +312,17 @@ class GateHolds(GateChanges):
                 )
                 return found_hold(template, made, store_id, answer, called, make=AccountHold)
         raise UnknownHold(name, str(hold_id))
+
+
+def _used_share(budget: Budget, decision: Decision) -> float:
+    """The share of a budget that is used, as alerts tell it: 0.8; 1 if it also denies; 0 if it is less.
+
+    A denial alone says nothing: a cost that is too large is denied of a full budget, too.
+    """
+    # In whole units first, which is quick, and rules most of them out.
+    if decision.remaining * 5 > budget.capacity + 1 or decision.left * 5 > budget.amount:
+        return 0.0
+    return 1.0 if not decision or decision.left <= 0 else 0.8
 
 
 def call_store(call: StoreCall) -> Any:

@@ -71,9 +71,9 @@ _ACTIONS: Final = {
     },
     "http": {
         "light": "get_agents get_channels get_tasks get_metrics get_health get_mailbox get_schemas get_dashboard_state "
-        "get_dashboard get_signals post_check get_counter delete_counter",
+        "get_dashboard get_signals post_check get_counter delete_counter post_hold_settle post_hold_cancel",
         "normal": "post_message post_channel_publish post_mailbox_ack get_messages get_task_detail get_channel_info "
-        "delete_channel admin unknown_route",
+        "delete_channel post_hold post_hold_extend get_hold get_account admin unknown_route",
         "heavy": "post_task post_channel post_admin_push_task post_onboard_register post_onboard_rotate "
         "post_onboard_revoke",
     },

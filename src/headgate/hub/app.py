@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Self
 import structlog
 
 from headgate.errors import HeadgateError
-from headgate.events import Alerted, Event, PolicyChanged, Violated, ViolationsReset
+from headgate.events import AccountAlerted, Alerted, Event, PolicyChanged, Violated, ViolationsReset
 from headgate.gate import Gate
 from headgate.gate.lookup import parse_address
 from headgate.gate.policy import Policy
@@ -27,6 +27,7 @@ from headgate.hub.agents.registry import DatabaseAgents, Registry
 from headgate.hub.agents.store_guard import StoreGuard
 from headgate.hub.agents.tokens import Tokens
 from headgate.hub.api import (
+    admin_account_routes,
     admin_agent_routes,
     admin_hub_routes,
     admin_limit_routes,
@@ -36,6 +37,7 @@ from headgate.hub.api import (
     agent_routes,
     dashboard_routes,
     decision_routes,
+    hold_routes,
     monitoring_routes,
     openapi,
 )
@@ -50,6 +52,7 @@ from headgate.hub.dashboard.feed import MAX_QUEUED, MAX_QUEUED_BYTES, DashboardF
 from headgate.hub.errors import RequestError
 from headgate.hub.messages.messages import MessageBroker
 from headgate.hub.messages.sessions import SessionLog
+from headgate.hub.monitoring.account_alerts import AccountAlerts
 from headgate.hub.monitoring.address_log import AddressLog
 from headgate.hub.monitoring.alerts import Alerts
 from headgate.hub.monitoring.health import Health
@@ -66,10 +69,12 @@ from headgate.hub.storage.database import Database, DataFile
 from headgate.hub.storage.files import make_private, private_file
 from headgate.hub.tasks.scheduler import Scheduler
 from headgate.hub.tasks.task import Task
-from headgate.limits.clock import Clock
+from headgate.limits.clock import Clock, MonotonicClock
 from headgate.stores.base import HubStore, ServerStore, SharedStore, Store
+from headgate.stores.memory import MemoryStore
+from headgate.stores.memory_file import MemoryFile
 from headgate.stores.sqlite import SqliteChangeLog
-from headgate.stores.urls import aclose_store, open_store
+from headgate.stores.urls import aclose_store, is_memory, open_store
 
 if TYPE_CHECKING:
     from headgate.hub.monitoring.telemetry import Telemetry
@@ -79,12 +84,14 @@ ROUTES: Final = (
     *openapi.ROUTES,
     *agent_routes.ROUTES,
     *admin_limit_routes.ROUTES,
+    *admin_account_routes.ROUTES,
     *admin_policy_routes.ROUTES,
     *admin_agent_routes.ROUTES,
     *agent_detail_routes.ROUTES,
     *admin_operator_routes.ROUTES,
     *admin_hub_routes.ROUTES,
     *decision_routes.ROUTES,
+    *hold_routes.ROUTES,
     *dashboard_routes.ROUTES,
 )
 _PROBE_INTERVAL: Final = 1.0  # seconds between two probes of the store and the disk
@@ -110,6 +117,7 @@ class Hub:
     address_log: AddressLog
     webhooks: Webhooks
     alerts: Alerts
+    account_alerts: AccountAlerts
     presence: Presence
     tokens: Tokens
     registry: Registry
@@ -151,7 +159,7 @@ class Hub:
             await self._open()
             # The tokens late: the admin's is made once, and would be lost if a later step failed before it is shown.
             parts = (self.registry, self.messages, self.sessions, self.scheduler, self.webhooks, self.alerts)
-            for part in (*parts, self.tokens, self.operators):
+            for part in (*parts, self.account_alerts, self.tokens, self.operators):
                 await part.start()
             self._exit_stack.push_async_callback(self.registry.close)
             self._exit_stack.push_async_callback(self.scheduler.close)
@@ -192,7 +200,8 @@ class Hub:
         stack.callback(self.stats.stop)
         self.address_log = AddressLog(self.gate, self.clock)
         stack.callback(self.address_log.stop)
-        stack.callback(self.gate.subscribe(self._on_event, PolicyChanged, ViolationsReset, Violated, Alerted))
+        kinds = (PolicyChanged, ViolationsReset, Violated, Alerted, AccountAlerted)
+        stack.callback(self.gate.subscribe(self._on_event, *kinds))
         self.webhooks = Webhooks(settings.webhooks, settings.webhook_secret, self.clock, settings.shutdown_within)
         stack.push_async_callback(self.webhooks.close)
         shared_alerts = self.store.alerts() if isinstance(self.store, HubStore) else None
@@ -205,16 +214,32 @@ class Hub:
             lambda: self.health.degraded,
         )
         stack.push_async_callback(self.alerts.close)
+        self.account_alerts = AccountAlerts(
+            self.gate, self.clock, self.webhooks.send, shared_alerts, lambda: self.health.degraded
+        )
+        stack.push_async_callback(self.account_alerts.close)
         self._open_parts()
 
     def _open_store(self) -> None:
         settings, policy, store = self.settings, self._policy, self._store
         if store is None:
             timeout, on_failure, nodes = policy.store_timeout, policy.on_failure, policy.nodes
-            opened = open_store("store", settings.store or None, timeout=timeout, on_failure=on_failure, nodes=nodes)
-            self._exit_stack.push_async_callback(aclose_store, opened)
-            store = opened
+            if not settings.store or is_memory(settings.store):
+                store = self._memory_store()
+            else:
+                store = open_store("store", settings.store, timeout=timeout, on_failure=on_failure, nodes=nodes)
+            self._exit_stack.push_async_callback(aclose_store, store)
         self.store, self.clock, self.store_guard = store, store.clock, StoreGuard(self.database, store)
+
+    def _memory_store(self) -> MemoryStore:
+        """The store of a hub without a server: budgets and holds survive a restart, if it has a data directory."""
+        if self.settings.data is None:
+            return MemoryStore()
+        file = private_file(self.settings.data / "limits.db")
+        # The directory is locked; so the file needn't be, and can be backed up.
+        remembered = MemoryFile(file, round(MonotonicClock().wall() * 1_000_000), readable=True)
+        make_private(file)
+        return MemoryStore(remember=remembered)
 
     def _open_gate(self) -> None:
         settings, store = self.settings, self.store
@@ -227,6 +252,8 @@ class Hub:
         files: list[DataFile] = [self.database]
         if self._change_log is not None:
             files.append(self._change_log)
+        if isinstance(store, MemoryStore) and store.file is not None:
+            files.append(store.file)
         self.health = Health(store, self.store_guard, files)
 
     def _open_parts(self) -> None:
@@ -284,18 +311,33 @@ class Hub:
             most_connections=settings.max_connections_per_agent,
             identify_within=settings.identify_within,
         )
-        cards = Cards(gate, stats, presence, alerts, health, self.address_log, scheduler, self._background)
+        account_alerts = self.account_alerts
+        cards = Cards(
+            gate, stats, presence, alerts, account_alerts, health, self.address_log, scheduler, self._background
+        )
         feed = self.dashboard = DashboardFeed(
-            cards, gate, stats, presence, alerts, operators, authentication, clock, settings
+            cards, gate, stats, presence, alerts, account_alerts, operators, authentication, clock, settings
         )
         sources = self.metric_sources = MetricSources(
-            gate, store, health, stats, alerts, self.webhooks, presence, relay, feed, scheduler, messages, sessions
+            gate,
+            store,
+            health,
+            stats,
+            alerts,
+            account_alerts,
+            self.webhooks,
+            presence,
+            relay,
+            feed,
+            scheduler,
+            messages,
+            sessions,
         )
         windows, file = counters(store), self._config
         shares = CounterShares(clock, settings.max_counters, windows.settings.default_window_ms)
         parts: list[object] = [self.store_guard, self.agent_sockets, relay, windows, shares, file, self.router]
         parts += [gate, stats, health, presence, registry, operators, messages, sessions, scheduler]
-        parts += [alerts, feed, cards, sources, self.address_log]
+        parts += [alerts, self.account_alerts, feed, cards, sources, self.address_log]
         router = Router(bind(ROUTES, parts))
         self._api = Api(router, gate, stats, operators, registry, authentication, allowed_hosts, settings)
 
@@ -419,6 +461,8 @@ class Hub:
                 await self.database.probe()
             if self._change_log is not None and self._change_log.failure:
                 await asyncio.to_thread(self._change_log.probe)
+            if isinstance(self.store, MemoryStore) and self.store.file is not None and self.store.file.failure:
+                await asyncio.to_thread(self.store.file.probe)
         except Exception as error:  # noqa: BLE001 - no error ends the probes
             failure = str(error) or repr(error)
         if failure and failure != self._probe_failure:
@@ -440,12 +484,15 @@ class Hub:
             self.alerts.on_violation(event)
         elif isinstance(event, Alerted):
             self.alerts.on_alert(event)
+        elif isinstance(event, AccountAlerted):
+            self.account_alerts.on_alert(event)
 
     def _recheck(self) -> None:
         """Limits or exemptions have changed: look again at everything that depends on them."""
         self.scheduler.recheck()
         self.dashboard.recheck()
         self.alerts.recheck()
+        self.account_alerts.recheck()
 
 
 def _address(scope: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from typing import Final
 
 import structlog
 
-from headgate.errors import HeadgateError, InvalidInput, StoreAway, StoreLost
+from headgate.errors import HeadgateError, HoldError, InvalidInput, StoreError, StoreLost, UnknownHold
 from headgate.gate.policy import PolicyError
 from headgate.hub.storage.database import DatabaseError
 from headgate.stores.sqlite import ChangeLogError
@@ -35,9 +35,13 @@ def as_request_error(error: Exception) -> RequestError:
         return error
     if isinstance(error, (InvalidInput, PolicyError)):
         return RequestError(400, "invalid", str(error))
+    if isinstance(error, UnknownHold):
+        return RequestError(404, "unknown_hold", str(error))
+    if isinstance(error, HoldError):
+        return RequestError(409, "hold_error", str(error))
     if isinstance(error, StoreLost):
         return RequestError(503, "store_lost", f"{error}; an admin has to restore or accept it")
-    if isinstance(error, (StoreAway, DatabaseError, ChangeLogError)):
+    if isinstance(error, (StoreError, DatabaseError, ChangeLogError)):
         _log.error("request failed", reason=str(error))
         return RequestError(503, "unavailable", "the hub can't do this at the moment; try again")
     _log.error("request failed unexpectedly", exc_info=error)

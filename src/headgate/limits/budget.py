@@ -49,7 +49,18 @@ class Budget(Limit):
     Weeks begin on Monday.
     """
 
-    __slots__ = ("_amount", "_calendar", "_current", "_decimals", "_hash", "_period", "_scale", "_unit", "_zone")
+    __slots__ = (
+        "_amount",
+        "_calendar",
+        "_current",
+        "_decimals",
+        "_hash",
+        "_identity",
+        "_period",
+        "_scale",
+        "_unit",
+        "_zone",
+    )
 
     def __init__(
         self, amount: Number | str, period: Text | None = None, *, unit: Text = "", zone: Text = "UTC"
@@ -70,6 +81,7 @@ class Budget(Limit):
         # fields), so that no thread sees half of another's.
         self._current: tuple[int, ...] = (0, 0) if period is not None else (0, LARGEST)
         self._hash: Final = hash(self._fields())
+        self._identity: Final = f"budget {self._unit} {self._period} {self._zone}"
 
     @property
     def capacity(self) -> int:
@@ -98,7 +110,7 @@ class Budget(Limit):
 
     @property
     def identity(self) -> object:
-        return f"budget {self._unit} {self._period} {self._zone}"
+        return self._identity
 
     @property
     def calendar(self) -> bool:

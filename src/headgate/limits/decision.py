@@ -136,8 +136,9 @@ class Limit(Rule):
     def align(self, state: State, ahead: i64) -> None:
         """Take note of what to add to the store's time to get the time of day."""
 
-    def prepare(self, state: State) -> None:
-        """Make ready for a hold, before its wait is asked for."""
+    def prepare(self, state: State) -> bool:
+        """Make ready for a hold, before its wait is asked for, and say whether something had to be made."""
+        return False
 
     def mark(self, state: State) -> tuple[i64, i64]:
         """Where a hold was counted, right after its cost was spent: two numbers that `correct` understands."""
@@ -149,6 +150,9 @@ class Limit(Rule):
         Less gives back what would be left if `actual` had been spent when the hold was made, or a smaller amount where
         that isn't known any more. More is spent now.
         """
+
+    def close(self, state: State, mark: i64, serial: i64) -> None:
+        """Forget the mark of a hold that is over. It is corrected before, and closed once."""
 
     def take_slot(self, state: State, end: i64) -> None:
         """Take a slot for a hold, until the end of its lease, if these are counted."""

@@ -15,7 +15,7 @@ What has to be known. The least headroom since each hold, at any time. Spending 
 makes it smaller, so it is least right before something is spent. Since the older of two holds has seen all that the
 newer one has, its least headroom is never larger. So a stack is enough, with the oldest hold at the bottom and numbers
 that grow upwards: a headroom that is seen replaces all larger ones at the top, and each hold is pushed once and popped
-once.
+once. An entry whose holds have all been settled is dropped, so that the stack of a bucket with few open holds is short.
 
     event                    bucket of 10   stack: hold, least headroom since it
     hold A of 2               8             A 2
@@ -45,6 +45,19 @@ MOST: Final = 16
 _epochs: Final = count(time_ns() // 1000)
 
 
+@mypyc_attr(acyclic=True, free_list_len=1)
+class Room:
+    """An entry of a stack: the least headroom since some holds."""
+
+    __slots__ = ("below", "open", "room", "serial")
+
+    def __init__(self, serial: i64, room: i64, below: "Room | None") -> None:
+        self.serial: i64 = serial  # of the first hold that belongs to it; the last is the one before the entry above
+        self.room: i64 = room  # in units, growing upwards
+        self.open: i64 = 1  # how many of its holds are yet to be closed
+        self.below: Room | None = below
+
+
 @mypyc_attr(acyclic=True)
 class LeastHeadroom:
     """The least headroom of a bucket since each of its holds.
@@ -53,67 +66,119 @@ class LeastHeadroom:
     has, so that a bucket that was dropped and begun anew gives nothing back to the holds of the one before.
     """
 
-    __slots__ = ("epoch", "holds", "rooms", "serials")
+    __slots__ = ("epoch", "holds", "size", "top")
 
     def __init__(self) -> None:
         self.epoch: Final[i64] = next(_epochs)
         self.holds: i64 = 0  # how many were added
-        self.serials: Final[list[int]] = []
-        self.rooms: Final[list[int]] = []  # in units, growing from the oldest hold to the newest
+        self.top: Room | None = None  # the newest entry
+        self.size: i64 = 0
 
     # Nothing that the garbage collector tracks is made here: a finalizer could spend in the middle of a step.
 
     def see(self, room: i64) -> None:
         """Take note of a headroom. None at all means that nothing can be given back to any hold up to now."""
-        serial: i64 = 0
-        while self.rooms and self.rooms[-1] > room:
-            serial = self.serials.pop()
-            self.rooms.pop()
-        if serial != 0 and room > 0 and not (self.rooms and self.rooms[-1] == room):
-            self.serials.append(serial)
-            self.rooms.append(room)
+        top = self.top
+        if top is None or top.room <= room:
+            return
+        joined = top  # all larger ones become one
+        below = top.below
+        self.size -= 1
+        while below is not None and below.room > room:
+            below.open += joined.open
+            joined = below
+            below = below.below
+            self.size -= 1
+        if below is not None and below.room == room:
+            below.open += joined.open
+            self.top = below
+        elif room > 0:
+            joined.room = room
+            self.top = joined
+            self.size += 1
+        else:
+            self.top = None
 
     def add(self, room: i64) -> i64:
         """Add a hold that has left this headroom, and return its serial number."""
         self.holds += 1
-        self.serials.append(self.holds)
-        self.rooms.append(room)
-        if len(self.rooms) > MOST:
+        self.top = Room(self.holds, room, self.top)
+        self.size += 1
+        if self.size > MOST:
             self._merge()
         return self.holds
 
     def _merge(self) -> None:
         """Join the two neighbours whose ratio is closest to 1."""
-        best = 1
-        for i in range(2, len(self.rooms)):
-            if self.rooms[i] * self.rooms[best - 1] < self.rooms[best] * self.rooms[i - 1]:
-                best = i
-        self.serials.pop(best)
-        self.rooms.pop(best)
+        above: Room | None = None
+        best: Room | None = None  # above the upper one of the two
+        smallest = 0.0
+        one = self.top
+        while one is not None and one.below is not None:
+            ratio = float(one.room) / float(one.below.room)
+            if smallest == 0.0 or ratio <= smallest:
+                best = above
+                smallest = ratio
+            above = one
+            one = one.below
+        self._join(best)
+
+    def _join(self, above: Room | None) -> None:
+        """Let the holds of the entry under this one (None: of the top) belong to the one below that."""
+        one = self.top if above is None else above.below
+        assert one is not None
+        if one.below is not None:
+            one.below.open += one.open
+        self._unlink(above, one)
+
+    def _unlink(self, above: Room | None, one: Room) -> None:
+        if above is None:
+            self.top = one.below
+        else:
+            above.below = one.below
+        self.size -= 1
+
+    def close(self, serial: i64) -> None:
+        """Forget a hold to which nothing will be given back any more. Each is closed once."""
+        above: Room | None = None
+        one = self.top
+        while one is not None and one.serial > serial:
+            above = one
+            one = one.below
+        if one is not None:
+            one.open -= 1
+            if one.open == 0:
+                self._unlink(above, one)
 
     def least(self, serial: i64) -> i64:
         """The least headroom since a hold."""
-        place = self._place(serial)
-        return 0 if place < 0 else self.rooms[place]
-
-    def _place(self, serial: i64) -> i64:
-        """The index of the entry that a hold belongs to; -1 if it has none any more."""
-        place: i64 = len(self.serials) - 1
-        while place >= 0 and self.serials[place] > serial:
-            place -= 1
-        return place
+        one = self.top
+        while one is not None and one.serial > serial:
+            one = one.below
+        return 0 if one is None else one.room
 
     def give_back(self, serial: i64, given: i64) -> None:
         """Take note that a hold has given back so many units: more than none, and at most its least headroom."""
-        place = self._place(serial)
-        left = self.rooms[place] - given
-        for i in range(len(self.rooms)):
-            if i > place:
-                self.rooms[i] -= given
-            elif self.rooms[i] > left:
-                self.rooms[i] = left
+        one = self.top
+        if one is not None and one.below is None and one.room > given:  # as most are
+            one.room -= given
+            return
+        while one is not None and one.serial > serial:
+            one.room -= given
+            one = one.below
+        assert one is not None
+        left = one.room - given
+        while one is not None:
+            if one.room > left:
+                one.room = left
+            one = one.below
         # Of equal neighbours the oldest is enough, and one without headroom is none.
-        for i in range(len(self.rooms) - 1, -1, -1):
-            if self.rooms[i] == 0 or (i > 0 and self.rooms[i] == self.rooms[i - 1]):
-                self.serials.pop(i)
-                self.rooms.pop(i)
+        above: Room | None = None
+        one = self.top
+        while one is not None:
+            below = one.below
+            if one.room == 0 or (below is not None and below.room == one.room):
+                self._join(above)
+            else:
+                above = one
+            one = below

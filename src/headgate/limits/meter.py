@@ -11,24 +11,68 @@ KEPT: Final = 400 * 86_400_000_000
 """Microseconds for which a day is kept after its start: 13 months."""
 
 
+_decisions: Final[dict[str, Decision]] = {}  # for each zone the only one that there is
+
+
 @mypyc_attr(acyclic=True)
 class MeterState:
     """What was used on each day, by the day's start in microseconds since 1970."""
 
-    __slots__ = ("ahead", "days", "newest", "root")
+    __slots__ = ("ahead", "amount", "end", "newest", "other_days", "root")
 
     def __init__(self) -> None:
         self.ahead: i64 = 0
         self.newest: i64 = -1  # the day of the last look
-        self.days: Final[dict[int, int]] = {}
+        self.end: i64 = -1  # of that day
+        self.amount: i64 = 0  # what was used on it
+        self.other_days: Final[dict[int, int]] = {}
         self.root = ""  # of the ask: for the store, which lists what was used
+
+    @property
+    def days(self) -> dict[int, int]:
+        """What was used on each day."""
+        days = self.other_days.copy()
+        if self.amount:
+            days[self.newest] = self.amount
+        return days
+
+    def used_on(self, day: i64) -> i64:
+        return self.amount if day == self.newest else self.other_days.get(day, 0)
+
+    def count(self, day: i64, cost: i64) -> None:
+        """Count so much more, or less, on a day."""
+        amount = self.used_on(day) + cost
+        if amount < 0:
+            amount = 0
+        elif amount > LARGEST:
+            amount = LARGEST
+        if day == self.newest:
+            self.amount = amount
+        elif amount:
+            self.other_days[day] = amount
+        else:
+            self.other_days.pop(day, None)
+
+    def turn_to(self, day: i64, end: i64) -> None:
+        """Begin to count on another day, and forget those that are too old."""
+        self.end = end
+        if day == self.newest:
+            return
+        for old in [old for old in self.other_days if old <= day - KEPT]:
+            self.other_days.pop(old, None)
+        if self.amount and self.newest > day - KEPT:
+            self.other_days[self.newest] = self.amount
+        self.amount = self.other_days.pop(day, 0)
+        self.newest = day
 
     def copy(self) -> "MeterState":
         copied = MeterState()
         copied.ahead = self.ahead
         copied.newest = self.newest
+        copied.end = self.end
+        copied.amount = self.amount
         copied.root = self.root
-        copied.days.update(self.days)
+        copied.other_days.update(self.other_days)
         return copied
 
 
@@ -39,11 +83,15 @@ class Meter(Limit):
     metered in Europe/Berlin
     """
 
-    __slots__ = ("_calendar", "_current", "_zone")
+    __slots__ = ("_calendar", "_current", "_decision", "_identity", "_zone")
 
     def __init__(self, zone: str = "UTC") -> None:
         self._calendar: Final = Calendar("day", zone)
         self._zone: Final = zone
+        self._identity: Final = f"meter {zone}"
+        if zone not in _decisions:
+            _decisions[zone] = decide_one(self, 0, LARGEST, False, 0)
+        self._decision: Final = _decisions[zone]
         self._current: tuple[int, ...] = (0, 0)  # start and end of the day of the last look: one object, for threads
 
     @property
@@ -57,7 +105,7 @@ class Meter(Limit):
 
     @property
     def identity(self) -> object:
-        return f"meter {self._zone}"
+        return self._identity
 
     @property
     def calendar(self) -> bool:
@@ -85,20 +133,19 @@ class Meter(Limit):
 
     def wait(self, state: State, now: i64, cost: i64) -> i64:
         assert isinstance(state, MeterState)
-        start = self.day_at(now + state.ahead)
-        if start != state.newest:
-            state.newest = start
-            for day in [day for day in state.days if day <= start - KEPT]:
-                state.days.pop(day, None)
+        moment = now + state.ahead
+        if not state.newest <= moment < state.end:
+            day = self._day_at(moment)
+            state.turn_to(day[0], day[1])
         return 0
 
     def spend(self, state: State, now: i64, cost: i64) -> None:
         assert isinstance(state, MeterState)
-        _count(state.days, state.newest, cost)
+        state.count(state.newest, cost)
 
     def refund(self, state: State, cost: i64) -> None:
         assert isinstance(state, MeterState)
-        _count(state.days, state.newest, -cost)
+        state.count(state.newest, -cost)
 
     def mark(self, state: State) -> tuple[i64, i64]:
         """What a hold keeps to be corrected later: the day that it was counted on."""
@@ -108,22 +155,24 @@ class Meter(Limit):
     def correct(self, state: State, now: i64, held: i64, actual: i64, mark: i64, serial: i64) -> None:
         assert isinstance(state, MeterState)
         if mark > now + state.ahead - KEPT:
-            _count(state.days, mark, actual - held)
+            state.count(mark, actual - held)
 
     def idle(self, state: State, now: i64) -> bool:
         assert isinstance(state, MeterState)
-        return not state.days or max(state.days) <= now + state.ahead - KEPT
+        if state.amount and state.newest > now + state.ahead - KEPT:
+            return False
+        return not state.other_days or max(state.other_days) <= now + state.ahead - KEPT
 
     def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> Decision:
-        return decide_one(self, 0, LARGEST, False, 0)
+        return self._decision
 
-    def day_at(self, moment: i64) -> i64:
-        """The start of the day of a moment, in microseconds since 1970."""
+    def _day_at(self, moment: i64) -> tuple[int, ...]:
+        """The start and the end of the day of a moment, in microseconds since 1970."""
         current = self._current
         if not current[0] <= moment < current[1]:
             current = self._calendar.at(max(moment, 0))
             self._current = current
-        return current[0]
+        return current
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Meter) and self._zone == other._zone
@@ -139,12 +188,3 @@ class Meter(Limit):
 
     def __str__(self) -> str:
         return f"metered in {self._zone}"
-
-
-def _count(days: dict[int, int], start: int, cost: int) -> None:
-    """Count so much more, or less."""
-    amount = min(max(days.get(start, 0) + cost, 0), LARGEST)
-    if amount:
-        days[start] = amount
-    else:
-        days.pop(start, None)

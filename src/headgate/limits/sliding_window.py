@@ -181,7 +181,8 @@ class SlidingWindow(Limit):
 
     def mark(self, state: State) -> tuple[i64, i64]:
         assert isinstance(state, WindowLog)
-        return (i64(state.times[-1]) if state.times else 0), 0
+        newest: i64 = state.times[-1] if state.times else 0
+        return newest, 0
 
     def correct(self, state: State, now: i64, held: i64, actual: i64, mark: i64, serial: i64) -> None:
         assert isinstance(state, WindowLog)

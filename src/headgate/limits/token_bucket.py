@@ -185,17 +185,21 @@ class TokenBucket(Limit):
         else:
             state.level += cost * self._unit
 
-    def prepare(self, state: State) -> None:
+    def prepare(self, state: State) -> bool:
         assert isinstance(state, BucketState)
-        if state.headroom is None:
-            fresh = LeastHeadroom()
-            if state.headroom is None:  # again: a finalizer may have held something, too
-                state.headroom = fresh
+        if state.headroom is not None:
+            return False
+        fresh = LeastHeadroom()
+        if state.headroom is None:  # again: a finalizer may have held something, too
+            state.headroom = fresh
+        return True
 
     def mark(self, state: State) -> tuple[i64, i64]:
         assert isinstance(state, BucketState)
         headroom = state.headroom
-        return (0, 0) if headroom is None else (headroom.epoch, headroom.add(self._full - state.level))
+        if headroom is None:  # not in one expression, which would make an object
+            return 0, 0
+        return headroom.epoch, headroom.add(self._full - state.level)
 
     def correct(self, state: State, now: i64, held: i64, actual: i64, mark: i64, serial: i64) -> None:
         assert isinstance(state, BucketState)
@@ -209,6 +213,12 @@ class TokenBucket(Limit):
             if given > 0:
                 state.level += given
                 headroom.give_back(serial, given)
+
+    def close(self, state: State, mark: i64, serial: i64) -> None:
+        assert isinstance(state, BucketState)
+        headroom = state.headroom
+        if headroom is not None and headroom.epoch == mark:
+            headroom.close(serial)
 
     def idle(self, state: State, now: i64) -> bool:
         assert isinstance(state, BucketState)

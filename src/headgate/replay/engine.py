@@ -18,6 +18,7 @@ from headgate.gate.lookup import AGENTS, Lookup
 from headgate.gate.policy import UNKNOWN_TIER, ChannelTier, Policy
 from headgate.limits.decision import Decision, Outcome
 from headgate.limits.token_bucket import TokenBucket
+from headgate.replay.accounts import AccountReplay, LoggedHold, has_accounts
 from headgate.stores.base import Offence
 from headgate.stores.memory import MemoryStore
 
@@ -136,6 +137,8 @@ class PolicyReplay:
         self.store: Final = MemoryStore(clock=self.clock)
         self.lookup: Final = Lookup(policy, effective(policy), self.store)
         self.gate: Final = GateChecks(self.store, self.lookup)
+        self.accounts: Final = AccountReplay(policy, self.store) if has_accounts(policy) else None
+        """The holds of lines with costs; None for a policy without accounts."""
         self.tiers: Final = {
             place: TierReplay(self, *place, left_out(place) if left_out else frozenset()) for place in policy.limits
         }
@@ -167,10 +170,21 @@ class PolicyReplay:
             stats.first_denied = at
         stats.last_denied = at
         if alert:
-            stats.alerts += 1
-            self.alert_count += 1
-            if len(self.alerts) < _MAX_ALERTS:
-                self.alerts.append((at, agent))
+            self._record_alert(stats, agent, at)
+
+    def hold(self, stats: AgentStats, agent: str, at: int, hold: LoggedHold) -> None:
+        """Hold and settle what a line costs."""
+        if self.accounts is not None:
+            self.clock.time = at
+            violation = self.accounts.hold(agent, hold)
+            if violation is not None and violation.alert:
+                self._record_alert(stats, agent, at)
+
+    def _record_alert(self, stats: AgentStats, agent: str, at: int) -> None:
+        stats.alerts += 1
+        self.alert_count += 1
+        if len(self.alerts) < _MAX_ALERTS:
+            self.alerts.append((at, agent))
 
 
 class TierReplay:

@@ -6,19 +6,22 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeAlias
 
 from headgate.errors import InvalidInput, printable
+from headgate.gate.accounts import MAX_ACCOUNT
 from headgate.gate.policy import MAX_AGENT
+from headgate.replay.accounts import LoggedHold
 from headgate.replay.engine import Classifier, TierReplays
 from headgate.replay.logfile import ReplayError
 from headgate.replay.options import FIELDS, FORMATS, LogOptions
 from headgate.replay.timestamps import parse_number, parse_timestamp
 
-LoggedRequest: TypeAlias = tuple[int, str, TierReplays, int]
-"""Time, agent, tier under each policy, and cost."""
+LoggedRequest: TypeAlias = tuple[int, str, TierReplays, int, LoggedHold | None]
+"""Time, agent, tier under each policy, cost, and what it costs accounts."""
 
 _SAMPLE: Final = 50  # lines that determine the format
 _MAX_SHOWN: Final = 10  # malformed lines in the report
@@ -27,6 +30,9 @@ _MAX_ROUTED: Final = 10_000  # paths in the cache of routes
 _MAX_PATH: Final = 500  # characters of a path in that cache
 _DELIMITERS: Final = (",", ";", "\t")
 _TIME: Final = "time: expected an access log's, ISO 8601, or seconds since 1970"
+_COSTS: Final = 'costs: expected amounts by resource, such as {"tokens": 830, "usd": "0.0123"}'
+_MAX_RESOURCES: Final = 64  # in the costs of a line
+_AMOUNT: Final = re.compile(r"[0-9]{1,30}(\.[0-9]{1,30})?(e-[0-9]{1,2})?", re.ASCII)
 _NAME: Final = f"agent: expected 1 to {MAX_AGENT} printable characters"
 
 # Host, user, time, request, status; the rest after the size is ignored. A name can't contain a space, or a client
@@ -147,7 +153,7 @@ class AccessLogParser(LogParser):
             if not agent.isprintable():
                 reject(number, line, _NAME)
                 continue
-            yield at, agent, tiers if route is None else classify(channel, *route(request)), 1
+            yield at, agent, tiers if route is None else classify(channel, *route(request)), 1, None
         self.count += len(lines)
 
 
@@ -156,7 +162,11 @@ class _RecordParser(LogParser):
 
     def _request(self, get: Callable[[str], Any]) -> LoggedRequest:
         """Build the request of a line, from a function that returns its fields."""
-        return self._time(get("time")), self._agent(get("agent")), self._tiers(get), self._cost(get("cost"))
+        request = self._time(get("time")), self._agent(get("agent")), self._tiers(get), self._cost(get("cost"))
+        costs = self._costs(get("costs"))
+        if costs is None:
+            return (*request, None)
+        return (*request, LoggedHold(costs, self._name("tool", get), self._name("session", get)))
 
     def _missing(self, what: str) -> _Malformed:
         return _Malformed(f"no field {self._names[what]!r} for the {what}")
@@ -205,6 +215,38 @@ class _RecordParser(LogParser):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise _Malformed("cost: expected a whole number of at least 1")
         return value
+
+    def _costs(self, value: Any) -> dict[str, int | Decimal] | None:
+        """Costs by resource: an object, or a text such as "tokens=830 usd=0.0123"."""
+        if value is None or value == "":
+            return None
+        if isinstance(value, str):
+            pairs = [pair.partition("=") for pair in value.split()]
+            value = {name: amount for name, _, amount in pairs}
+        if not isinstance(value, dict) or len(value) > _MAX_RESOURCES:
+            raise _Malformed(_COSTS)
+        return {str(name): _amount(amount) for name, amount in value.items()}
+
+    def _name(self, what: str, get: Callable[[str], Any]) -> str | None:
+        value = get(what)
+        if value is None or value == "":
+            return None
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        if not isinstance(value, str) or len(value) > MAX_ACCOUNT or not value.isprintable():
+            raise _Malformed(f"{what}: expected 1 to {MAX_ACCOUNT} printable characters")
+        return value
+
+
+def _amount(value: Any) -> int | Decimal:
+    """An amount, exactly as it is written."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    text = repr(value) if isinstance(value, float) else value
+    if not isinstance(text, str) or not _AMOUNT.fullmatch(text):
+        raise _Malformed(_COSTS)
+    amount = Decimal(text)
+    return int(amount) if amount == amount.to_integral_value() else amount
 
 
 class JsonLinesParser(_RecordParser):

@@ -95,6 +95,7 @@ def _policy(report: Report, policy: PolicyReport, most: int) -> str:
         "<h3>Worst agents</h3>",
         _agents(policy),
         _alerts(policy),
+        _accounts(policy),
     ])  # fmt: skip
 
 
@@ -180,6 +181,25 @@ def _alerts(policy: PolicyReport) -> str:
     rows = [[one.time, _Name(one.agent)] for one in policy.first_alerts]
     table = _table(["time", "agent"], rows)
     return f"<h3>Alerts</h3><p>Alerts that the policy would have raised: {policy.alerts:,}.</p>{table}"
+
+
+def _accounts(policy: PolicyReport) -> str:
+    found = policy.accounts
+    if found is None:
+        return ""
+    shadowed = f", {found.shadowed:,} shadowed" if found.shadowed else ""
+    intro = f"Holds: {found.holds:,}, of which {found.denied:,} denied{shadowed}."
+    parts = [f"<h3>Accounts</h3><p>{intro} Limits that denied some: {found.limits_denied:,}.</p>"]
+    if found.denials:
+        rows = [[_Name(one.account), one.resource, one.tool or "-", f"{one.denied:,}"] for one in found.denials]
+        parts.append(_table(["account", "resource", "tool", "denied"], rows))
+    if found.spent:
+        amounts = [[_Name(one.account or "(none)"), one.resource, one.amount] for one in found.spent]
+        parts.append(f"<p>Spent since {found.spent_from}:</p>{_table(['account', 'resource', 'amount'], amounts)}")
+    if found.refused:
+        reasons = [[_Name(reason), f"{count:,}"] for reason, count in found.refused.items()]
+        parts.append(f"<p>Holds that the policy can't count:</p>{_table(['reason', 'lines'], reasons)}")
+    return "\n".join(parts)
 
 
 def _compared(report: Report, difference: PolicyDifference) -> str:

@@ -11,7 +11,7 @@ from headgate.gate.policy import UNKNOWN_TIER
 
 FORMATS: Final = ("access", "json", "csv")
 KEYS: Final = ("auto", "user", "address")
-FIELDS: Final = ("time", "agent", "channel", "tier", "action", "cost", "method", "path")
+FIELDS: Final = ("time", "agent", "channel", "tier", "action", "cost", "method", "path", "costs", "tool", "session")
 
 
 class RouteRule(NamedTuple):

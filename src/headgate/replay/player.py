@@ -127,7 +127,7 @@ class Player:
         """Decide some requests, and return their number."""
         now, interval_end = self.now, self._interval_end
         used = 0
-        for at, agent, tiers, cost in requests:
+        for at, agent, tiers, cost, hold in requests:
             if at > now:
                 now = at
                 if at >= interval_end:
@@ -145,6 +145,8 @@ class Player:
                 stats.counts[outcome] += 1
                 if outcome == DENIED:
                     tier.policy.record_denial(stats, agent, now, tier.alert)
+                elif hold is not None:  # a request that its tier denies holds nothing
+                    tier.policy.hold(stats, agent, now, hold)
         self.now, self._interval_end = now, interval_end
         for policy in self.policies:
             policy.drop_full(now)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from heapq import nsmallest
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from headgate.gate.policy import Policy
 from headgate.replay.engine import DENIED, AgentStats, Counts, PolicyReplay
@@ -16,6 +16,8 @@ from headgate.replay.options import LogOptions
 from headgate.replay.player import LogSet, OnProgress, Player
 from headgate.replay.suggest import HIGHEST, Suggestion, suggest
 from headgate.replay.timestamps import format_timestamp
+
+_MOST_SPENT: Final = 1000  # amounts in the report
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,49 @@ class AlertReport:
 
 
 @dataclass(frozen=True)
+class AccountDenials:
+    """Holds that a limit of an account would have denied, those of shadow mode included."""
+
+    account: str
+    """A path. That of a session ends in `*`, which stands for all sessions of the agent."""
+    resource: str
+    tool: str
+    denied: int
+
+
+@dataclass(frozen=True)
+class AccountSpent:
+    """What an account would have spent."""
+
+    account: str
+    """"" for agents without an account."""
+    resource: str
+    amount: str
+
+
+@dataclass(frozen=True)
+class AccountsReport:
+    """The holds of lines with costs under one policy."""
+
+    holds: int
+    granted: int
+    denied: int
+    exempt: int
+    shadowed: int
+    denials: list[AccountDenials]
+    """The worst limits."""
+    limits_denied: int
+    """How many limits have denied something."""
+    refused: dict[str, int]
+    """Holds that the policy can't count, by reason."""
+    spent_from: str
+    """The first day that is counted in `spent`."""
+    spent: list[AccountSpent]
+    accounts: int
+    """How many accounts have spent something; `spent` has the first thousand amounts."""
+
+
+@dataclass(frozen=True)
 class PolicyReport:
     """The outcomes of all requests under one policy."""
 
@@ -90,6 +135,8 @@ class PolicyReport:
     timeline: list[IntervalReport]
     alerts: int
     first_alerts: list[AlertReport]
+    accounts: AccountsReport | None
+    """None for a policy without accounts, or a log without costs."""
 
 
 @dataclass(frozen=True)
@@ -273,6 +320,31 @@ def _policy_report(player: Player, number: int, worst: int) -> PolicyReport:
         ],
         alerts=policy.alert_count,
         first_alerts=[AlertReport(format_timestamp(at), agent) for at, agent in policy.alerts],
+        accounts=_accounts_report(policy, player.first, worst),
+    )
+
+
+def _accounts_report(policy: PolicyReplay, first: int, worst: int) -> AccountsReport | None:
+    found = policy.accounts
+    holds = 0 if found is None else found.granted + found.denied + found.exempt + found.shadowed
+    if found is None or not (holds or found.refused):
+        return None
+    denials = nsmallest(worst, found.denials.items(), key=lambda one: (-one[1], one[0]))
+    kept, spent = found.spent()
+    begun = format_timestamp(first)[:10]
+    amounts = [AccountSpent(*key, format(amount, "f")) for key, amount in spent.items()]
+    return AccountsReport(
+        holds=holds,
+        granted=found.granted,
+        denied=found.denied,
+        exempt=found.exempt,
+        shadowed=found.shadowed,
+        denials=[AccountDenials(*bound, count) for bound, count in denials],
+        limits_denied=len(found.denials),
+        refused=dict(found.refused),
+        spent_from=max(kept.isoformat(), begun),
+        spent=amounts[:_MOST_SPENT],
+        accounts=len({account for account, _ in spent}),
     )
 
 

@@ -121,7 +121,7 @@ def _try(logs: LogSet, trials: _Trials, costs: Mapping[str, set[int]], on_progre
     now = lines = 0
     for log in logs.open(trials, UnusedLines()):
         for block in log.blocks:
-            for at, agent, tiers, cost in log.parser.requests(block):
+            for at, agent, tiers, cost, _ in log.parser.requests(block):
                 now = max(now, at)
                 for tier in tiers:
                     if tier.decide(agent, now, cost) != EXEMPT and len(costs[tier.tier]) < 2:

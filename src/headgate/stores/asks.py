@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from headgate.limits.all_of import AllOf
 from headgate.limits.decision import Decision
 from headgate.stores.base import Ask
 
@@ -9,7 +10,7 @@ from headgate.stores.base import Ask
 def pieces_of(asks: Sequence[Ask]) -> Sequence[Ask]:
     """The asks, with one for each piece of a limit."""
     for ask in asks:
-        if len(ask.limit.pieces) > 1:
+        if isinstance(ask[2], AllOf) and len(ask[2].pieces) > 1:
             return [Ask(one.name, one.key, piece, one.cost, one.root) for one in asks for piece in one.limit.pieces]
     return asks
 

@@ -283,7 +283,7 @@ class Edit:
     """In the snapshot of a compacted log: how often a default had been changed."""
 
     def __str__(self) -> str:
-        words = [self.kind]
+        words = [self.kind.replace("_", " ")]
         if self.agent:
             words.append(f"of {self.agent!r}")
         if self.channel or self.tier:
@@ -410,7 +410,11 @@ class AgentDirectory(Protocol):
     async def page(self, after: str, limit: int) -> list[tuple[str, float, bool]]:
         """Agents in the order of their names, as (agent, when it was registered, whether its token is revoked)."""
 
-    async def invite(self, digest: bytes, at: float) -> None: ...
+    async def invite(self, digest: bytes, at: float, note: str = "") -> None:
+        """Add an invitation, with a note about what it grants."""
+
+    async def invitation(self, digest: bytes) -> str | None:
+        """The note of an invitation; None if there is no such invitation."""
 
 
 AlertOutcome: TypeAlias = Literal["done", "other", "ended", "full"]

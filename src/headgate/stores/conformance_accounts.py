@@ -231,6 +231,25 @@ def a_forced_hold_is_granted_whatever_is_left(make: MakeStore) -> None:
             expect("a forced hold that passes", (bool(passing.decision), passing.state), (True, "open"))
 
 
+def a_forced_hold_is_extended_whatever_is_left(make: MakeStore) -> None:
+    for name, key, limit in LEVELS[1:]:
+        harness = AccountHarness(make, [METER, (name, key, limit), SLOTS[0]])
+        harness.hold([8, 8, 1], "before")
+        harness.hold([1, 1, 1], "plain")
+        harness.hold([1, 1, 1], forced=True)
+        denied = harness.extend([4, 4, 1], 90, "plain")
+        expect(f"3 more of 0 on {limit}", (bool(denied.decision), denied.costs), (False, (1, 1, 1, 1)))
+        forced = harness.extend([4, 4, 1], 90)
+        got = (forced.decision, forced.parts, forced.state, forced.costs, forced.left)
+        expect("forced", got, (denied.decision, denied.parts, "open", (1, 4, 4, 1), 90 * SECOND))
+        expect("its usage", [row.amount for row in harness.usage()], [13])
+        harness.settle([2, 2, 1])
+        expect("its usage when 2 of 4 were settled", [row.amount for row in harness.usage()], [11])
+        expect("no more", harness.hold([0, 0, 1], "more").state, "denied")
+        harness.cancel("before")
+        expect("once 8 have come back", harness.hold([7, 7, 1], "more").state, "open")
+
+
 def a_forced_hold_takes_more_slots_than_there_are(make: MakeStore) -> None:
     harness = AccountHarness(make, [("slots", "acme", Slots(1))])
     harness.hold([1], "a", lease=10)
@@ -603,6 +622,7 @@ ACCOUNT_CASES: Final[tuple[Case, ...]] = (
     a_check_counts_with_the_holds_of_its_key,
     a_cost_of_0_is_denied_only_while_nothing_is_left,
     a_forced_hold_is_granted_whatever_is_left,
+    a_forced_hold_is_extended_whatever_is_left,
     a_forced_hold_takes_more_slots_than_there_are,
     a_debt_of_forced_holds_is_kept,
     open_holds_of_a_root_are_bounded,

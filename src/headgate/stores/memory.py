@@ -15,6 +15,7 @@ from headgate.limits.numbers import whole
 from headgate.limits.violations import Standing
 from headgate.stores.asks import pieces_of, place_in
 from headgate.stores.base import REMEMBERED, Ask, Offence, Store, Verb
+from headgate.stores.held import MemoryHold
 from headgate.stores.holds import HoldAnswer, HoldTerms, ListedHold, UsageRow
 from headgate.stores.memory_file import MemoryFile, check_path
 from headgate.stores.memory_holds import MemoryHolds
@@ -55,12 +56,14 @@ class MemoryStore(Tables):
         clock: Clock | None = None,
         max_keys: SupportsIndex | None = None,
         max_request_ids: SupportsIndex = 100_000,
-        remember: str | PathLike[str] | None = None,
+        remember: str | PathLike[str] | MemoryFile | None = None,
     ) -> None:
         keys = 2**62 if max_keys is None else whole("MemoryStore max_keys", max_keys)
         ids = whole("MemoryStore max_request_ids", max_request_ids)
         file: MemoryFile | None = None  # opened first: its lock is taken within the store's
-        if remember is not None:
+        if isinstance(remember, MemoryFile):
+            file = remember
+        elif remember is not None:
             wall = (MonotonicClock() if clock is None else clock).wall()
             file = MemoryFile(check_path("MemoryStore remember", remember), round(wall * 1_000_000))
         super().__init__(clock, keys)
@@ -68,7 +71,7 @@ class MemoryStore(Tables):
         self.max_request_ids: Final = ids
         self._answers: Final[dict[tuple[object, ...], tuple[int, Decision]]] = {}  # by request id, oldest first
         self._remembered: Final = None if file is None else RememberedHolds(self, ids, file)
-        self._holds: Final = MemoryHolds(self, ids) if self._remembered is None else self._remembered
+        self.holds: Final = MemoryHolds(self, ids) if self._remembered is None else self._remembered
 
     def apply(
         self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None, request_id: str = ""
@@ -191,11 +194,11 @@ class MemoryStore(Tables):
         """See `Store.forget`."""
         counted = False
         with self._lock:
-            holds = self._holds.under(name, rule, key) if isinstance(rule, Limit) else []
+            holds = self.holds.under(name, rule, key) if isinstance(rule, Limit) else []
             if self._remembered is not None:
-                ids = [(hold.name, hold.key, hold.hold_id) for hold in holds]
+                ids = [(hold.table.name, hold.key, hold.hold_id) for hold in holds]
                 self._remembered.file.forget(self._remembered.wall(), name, key, _pieces(rule), ids)
-            self._holds.forget(holds)
+            self.holds.forget(holds)
         for piece in _pieces(rule):
             table = self._tables.get((name, identity_of(piece)))
             if table is not None:
@@ -210,11 +213,11 @@ class MemoryStore(Tables):
     def clear(self, name: str, rule: Rule) -> None:
         """See `Store.clear`."""
         with self._lock:
-            holds = self._holds.under(name, rule) if isinstance(rule, Limit) else []
+            holds = self.holds.under(name, rule) if isinstance(rule, Limit) else []
             if self._remembered is not None:
-                ids = [(hold.name, hold.key, hold.hold_id) for hold in holds]
+                ids = [(hold.table.name, hold.key, hold.hold_id) for hold in holds]
                 self._remembered.file.clear(self._remembered.wall(), name, _pieces(rule), ids)
-            self._holds.forget(holds)
+            self.holds.forget(holds)
         for piece in _pieces(rule):
             table = self._tables.get((name, identity_of(piece)))
             if table is not None:
@@ -228,51 +231,56 @@ class MemoryStore(Tables):
 
     def release_due(self, now: i64) -> None:
         with self._lock:
-            self._holds.release_due(now)
+            self.holds.release_due(now)
 
     def hold(self, asks: Sequence[Ask], low: int, terms: HoldTerms) -> HoldAnswer:
         """See `HoldStore.hold`."""
         with self._lock:
-            return self._holds.hold(asks, low, terms)
+            return self.holds.hold(asks, low, terms)
 
     def settle(
         self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, *, cancel: bool = False
     ) -> HoldAnswer:
         """See `HoldStore.settle`."""
         with self._lock:
-            return self._holds.settle(asks, low, hold_id, costs, cancel)
+            return self.holds.settle(asks, low, hold_id, costs, cancel)
 
     def extend(
         self, asks: Sequence[Ask], low: int, hold_id: str, costs: Sequence[int] | None, lease: int | None
     ) -> HoldAnswer:
         """See `HoldStore.extend`."""
         with self._lock:
-            return self._holds.extend(asks, low, hold_id, costs, lease)
+            return self.holds.extend(asks, low, hold_id, costs, lease)
 
     def find_hold(self, asks: Sequence[Ask], low: int, hold_id: str) -> HoldAnswer:
         """See `HoldStore.find_hold`."""
         with self._lock:
-            return self._holds.find_hold(asks, low, hold_id)
+            return self.holds.find_hold(asks, low, hold_id)
 
     def list_holds(self, name: str, key: str, count: int) -> list[ListedHold]:
         """See `HoldStore.list_holds`."""
         with self._lock:
-            return self._holds.list_holds(name, key, count)
+            return self.holds.list_holds(name, key, count)
 
     def read_hold(self, name: str, key: str, hold_id: str) -> ListedHold | None:
         """See `AccountStore.read_hold`."""
         with self._lock:
-            return self._holds.read_hold(name, key, hold_id)
+            return self.holds.read_hold(name, key, hold_id)
 
     def peek_each(self, asks: Sequence[Ask], low: int) -> tuple[Decision, ...]:
         """See `AccountStore.peek_each`."""
         with self._lock:
-            return self._holds.peek_each(asks, low)
+            return self.holds.peek_each(asks, low)
 
     def read_usage(self, name: str, first: int, last: int, root: str | None = None) -> list[UsageRow]:
         """See `AccountStore.read_usage`."""
         with self._lock:
-            return self._holds.read_usage(name, first, last, root)
+            return self.holds.read_usage(name, first, last, root)
+
+    def reveal(self, held: MemoryHold) -> str:
+        """The id of a hold, by which it can be found from now on."""
+        with self._lock:
+            return self.holds.reveal(held)
 
     async def ahold(self, asks: Sequence[Ask], low: int, terms: HoldTerms) -> HoldAnswer:
         return self.hold(asks, low, terms)
@@ -313,7 +321,7 @@ class MemoryStore(Tables):
             if self._remembered is not None:
                 self._remembered.file.reset(self._remembered.wall())
             self._answers.clear()
-            self._holds.forget_all()
+            self.holds.forget_all()
         for (name, _), table in list(self._tables.items()):
             if isinstance(table.rule, Limit):
                 dropped[name] = dropped.get(name, 0) + table.size
@@ -322,6 +330,11 @@ class MemoryStore(Tables):
 
     async def areset(self) -> dict[str, int]:
         return self.reset()
+
+    @property
+    def file(self) -> MemoryFile | None:
+        """The file that remembers budgets and holds, if there is one."""
+        return None if self._remembered is None else self._remembered.file
 
     def close(self) -> None:
         """Close the file that remembers budgets and holds, if there is one."""

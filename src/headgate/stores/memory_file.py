@@ -11,7 +11,7 @@ import logging
 import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from os import PathLike
 from secrets import token_hex
@@ -145,9 +145,12 @@ class HoldRow(NamedTuple):
 
 
 class MemoryFile(SqliteFile):
-    """A file that one process has for itself. `now` is the time of day, when it is opened."""
+    """A file that one process has for itself. `now` is the time of day, when it is opened.
 
-    def __init__(self, path: str | PathLike[str], now: int) -> None:
+    `readable`: others can read it meanwhile, as for a backup. Then nothing but the caller keeps others from opening it.
+    """
+
+    def __init__(self, path: str | PathLike[str], now: int, *, readable: bool = False) -> None:
         self._now: Final = now
         self._tokens: Final[list[str]] = []  # that this process has written, each when it opened the file
         self._pending: Final[list[_Statement]] = []  # for the next transaction
@@ -155,7 +158,7 @@ class MemoryFile(SqliteFile):
         self._first_end = 0  # of a budget's period, or earlier
         self._next_days = 0  # when to look for days that are too old
         self._rows: tuple[_Rows, _Rows, _Rows] = ([], [], [])  # of budgets, meters and holds, until they are taken
-        super().__init__(path, _KIND)
+        super().__init__(path, _KIND._replace(readable=readable))
 
     def _prepare(self, file: sqlite3.Connection) -> None:
         found = file.execute("SELECT token FROM owner").fetchone()
@@ -273,6 +276,11 @@ class MemoryFile(SqliteFile):
             self._file.execute("DELETE FROM holds")
             self._file.execute("DELETE FROM budgets")
             self._file.execute("DELETE FROM meters")
+
+    def probe(self) -> None:
+        """After a failure: write something, to see whether that is possible again."""
+        with suppress(StoreError), self._verb(self._now, ()):
+            self._file.execute("UPDATE owner SET token = token")
 
     def release_later(self, key: HoldKey, counts: Sequence[CountRow]) -> None:
         """Write with the next verb that a hold has given back its costs."""

@@ -40,6 +40,9 @@ _ROUND_EVERY: Final[i64] = 1_000_000  # microseconds from the start of one round
 _RECENT: Final[i64] = 10_000  # microseconds: an entry used within them is likely to be used again
 _NO_ROOM: Final[i64] = 1_000_000  # microseconds: the wait of a new key for which there is no room
 
+_AT_HAND: Final = 16  # tables under one name that are found without a look at their limits' values
+_NAMES_AT_HAND: Final = 64
+
 LATER: Final[i64] = 2**62
 """A moment that never comes."""
 
@@ -76,6 +79,7 @@ class Table:
         self.dicts[self.shard(key)][key] = state
         self.size += 1
         self.store.size += 1
+        self.store.changes += 1
 
     def drop(self, key: str) -> State | None:
         state = self.find(key)
@@ -85,6 +89,7 @@ class Table:
                 self.old.pop(key, None)
             self.size -= 1
             self.store.size -= 1
+            self.store.changes += 1
         return state
 
     def items(self) -> list[tuple[str, State]]:
@@ -96,6 +101,7 @@ class Table:
         """Drop every entry."""
         empty: list[dict[str, State]] = [{}]
         self.store.size -= self.size
+        self.store.changes += 1
         self.size = 0
         self.old = None
         self.dicts = empty
@@ -141,6 +147,7 @@ class Table:
         if self.rule.idle(state, now - _RECENT):
             self.size -= 1
             self.store.size -= 1
+            self.store.changes += 1
             return 1
         self.dicts[self.shard(key)][key] = state
         return 0
@@ -157,6 +164,7 @@ class LimitTable(Table):
         self.name: Final = name
         self.limit: Final = limit
         self.calendar: Final = limit.calendar
+        self.slots: Final = limit.counts_slots
         self.pinned = False  # somebody keeps it, and checks without asking the store for it
         self.dropped = False  # from the store; nothing may be added any more
         self.validate: Callable[[object], object] | None = None  # called with each new key, and may refuse it
@@ -291,21 +299,34 @@ class Entry:
         return limit.decide(self.state, now, cost, wait, low)
 
 
+class NameTables:
+    """Some tables under one name, by their limits."""
+
+    def __init__(self) -> None:
+        self.limits: Final[list[Limit]] = []
+        self.tables: Final[list[LimitTable]] = []
+
+
 class Tables:
     """All tables of a store, its clock and its lock, and the sweeping of entries."""
 
     def __init__(self, clock: Clock | None, max_keys: i64) -> None:
         self.clock: Final[Clock] = MonotonicClock() if clock is None else clock
         self._manual: Final = clock is not None
-        self._read: Final[Callable[[], int]] = time.monotonic_ns  # what MonotonicClock reads, without its method call
+        # What MonotonicClock reads, without its method calls.
+        self._read: Final[Callable[[], int]] = time.monotonic_ns
+        self._read_wall: Final[Callable[[], int]] = time.time_ns
         self._tables: Final[dict[tuple[str, object], Table]] = {}
         self._order: Final[list[Table]] = []
+        self._by_name: Final[dict[str, NameTables]] = {}
         self._warned = False
         self.max_keys: Final = max_keys
         self._lock: Final = new_lock()
+        self.own_lock: Final = self._lock
         self.lock: threading.RLock | None = None if _uninterruptible() else self._lock  # the one that every step takes
         self.due: i64 = LATER  # when the first hold gives back what it has taken
         self.size: i64 = 0
+        self.changes: i64 = 0  # entries that came or went: while it stays, a state that was found is still the one
         self.until_sweep: i64 = 0  # checks of known keys until the next sweep
         self.position: i64 = 0  # of the round, in the order of the tables; behind the last: no round is under way
         self.next_round: i64 = 0  # when the next round may begin
@@ -320,7 +341,7 @@ class Tables:
 
     def wall_ahead(self, now: i64) -> i64:
         """What to add to this store's time to get the time of day, in microseconds since 1970."""
-        return round(self.clock.wall() * 1_000_000) - now
+        return round(self.clock.wall() * 1_000_000) - now if self._manual else self._read_wall() // 1000 - now
 
     def release_due(self, now: i64) -> None:
         """Let the holds whose lease has ended give back what they have taken."""
@@ -339,6 +360,25 @@ class Tables:
         found = self._tables.get((name, limit.identity)) or self._add_table(name, LimitTable(self, name, limit))
         assert isinstance(found, LimitTable)
         return found
+
+    def table_at_hand(self, name: str, limit: Limit) -> LimitTable:
+        """`table_of`, for limits that are the same objects again and again."""
+        tables = self._by_name.get(name)
+        if tables is not None:
+            for i in range(len(tables.limits)):
+                if tables.limits[i] is limit:
+                    found = tables.tables[i]
+                    if not found.dropped:
+                        return found
+        table = self.table_of(name, limit)
+        if tables is None or len(tables.limits) >= _AT_HAND:
+            tables = NameTables()
+            if len(self._by_name) >= _NAMES_AT_HAND:
+                self._by_name.clear()
+            self._by_name[name] = tables
+        tables.tables.append(table)
+        tables.limits.append(limit)
+        return table
 
     def violation_table(self, name: str, backoff: Backoff) -> ViolationTable:
         """The violations recorded under a name and backoff."""
@@ -426,11 +466,6 @@ def decide_all(entries: list[Entry], verb: Verb, passes: bool, now: i64, low: i6
         for i in range(1, len(entries)):
             decision = more_binding(decision, entries[i].decide(verb, passes, now, low), i)
     return decision
-
-
-def decide_each(entries: list[Entry], verb: Verb, passes: bool, now: i64, low: i64) -> list[Decision]:
-    """The decision on each of some entries."""
-    return [entries[i].decide(verb, passes, now, low) for i in range(len(entries))]
 
 
 def identity_of(rule: Rule) -> object:

@@ -4,7 +4,7 @@ A hold that was settled with less counts that, at the time at which it was made.
 was settled; in a budget and under a meter, it belongs to the period or day of the hold. A hold that was extended was
 charged several times, and the newest charge is given back first. A hold whose lease ends frees its slots, and gives its
 costs back if its terms say so. A cost of 0 takes nothing, and is denied where a cost of 1 would be; an extension asks
-only for what it adds.
+only for what it adds. A forced hold is granted and extended whatever is left.
 
 Stores keep less. What they give back is exact for `exact` keys and never more for others: see `HoldReference.exact`.
 """
@@ -182,12 +182,14 @@ class HoldReference:
                 for piece, wait in zip(pieces, self._waits(pieces, now), strict=True)
             ]
             denied = self._denied(waits)
-            if not denied:
-                self._charge(held, now, more)
-                held.costs = [held.costs[i] + more[i] for i in range(len(more))]
-            parts = self._parts(pieces, now, waits, not denied, low)
             if denied:
-                return self._answer(held, asks, now, parts)
+                parts = self._parts(pieces, now, waits, False, low)
+                if not held.terms.forced:
+                    return self._answer(held, asks, now, parts)
+            self._charge(held, now, more)
+            held.costs = [held.costs[i] + more[i] for i in range(len(more))]
+            if not denied:
+                parts = self._parts(pieces, now, waits, True, low)
         if lease is not None:
             held.end = now if lease == 0 else max(held.end, now + lease)
             self._lease(held)

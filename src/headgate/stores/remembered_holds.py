@@ -14,9 +14,10 @@ from headgate.limits.budget import Budget, BudgetState
 from headgate.limits.decision import Limit, State
 from headgate.limits.meter import Meter, MeterState
 from headgate.stores.base import Ask
+from headgate.stores.held import Charge, HeldPiece, MemoryHold
 from headgate.stores.holds import OPEN, HoldState, HoldTerms
 from headgate.stores.memory_file import BudgetRow, CountRow, HoldKey, HoldRow, MemoryFile, MeterRow
-from headgate.stores.memory_holds import Charge, HeldPiece, MemoryHold, MemoryHolds, remove_charge
+from headgate.stores.memory_holds import MemoryHolds
 from headgate.stores.memory_tables import Entry, Tables
 
 _NOWHERE: Final = -1  # the mark of a charge in a bucket or window that is gone
@@ -35,6 +36,10 @@ class RememberedHolds(MemoryHolds):
         finally:
             if collects:
                 gc.enable()
+
+    @property
+    def remembers(self) -> bool:
+        return True
 
     def _restore_all(self) -> None:
         now = self._tables.now()
@@ -58,30 +63,29 @@ class RememberedHolds(MemoryHolds):
             table.add(row.key, state)
             table.split()
         assert isinstance(state, MeterState)
-        state.days[row.start] = row.amount
+        state.count(row.start, row.amount)
 
     def _restore(self, row: HoldRow, now: i64, ahead: i64) -> None:
-        pieces: list[HeldPiece] = []
-        for ask in row.asks:
-            for limit in ask.limit.pieces:
-                charges = [_charge(limit, cost, mark) for cost, mark in row.charges[len(pieces)]]
-                piece = HeldPiece(Ask(ask.name, ask.key, limit, 0, ask.root), charges[0])
-                piece.charges.extend(charges[1:])
-                pieces.append(piece)
-        held = MemoryHold(row.asks, row.terms, pieces, tuple([ask.cost for ask in row.asks]))
-        held.state = row.state
+        held = self._made(row.asks, tuple([ask.cost for ask in row.asks]), row.terms, now)
+        held.status = row.state
         held.released = row.released
         held.end = row.end - ahead
+        held.set_costs(tuple([ask.cost for ask in row.asks]))
         self._add(held)
-        if held.state != OPEN:
-            self._remember(held)
+        if held.status != OPEN:
             return
-        if held.end > now:
-            for piece in pieces:
-                if piece.limit.counts_slots:
-                    entry = self._found(piece, now)
-                    piece.limit.take_slot(entry.state, held.end)
-                    entry.keep(now)
+        for piece, charges in zip(held.pieces(), row.charges, strict=True):
+            piece.cost = charges[0][0]
+            _set_marks(piece, charges[0][1])
+            for cost, mark in charges[1:]:
+                charge = Charge(piece.limit, cost)
+                _set_marks(charge, mark)
+                piece.add(charge)
+            if piece.table.slots and held.end > now:
+                piece.find(piece.limit, 0, now, 0)
+                piece.limit.take_slot(piece.state, held.end)
+                piece.keep(now)
+                piece.leave()
         self._expect_release(held)
 
     def wall(self) -> int:
@@ -117,53 +121,72 @@ class RememberedHolds(MemoryHolds):
 
     def _record_hold(self, held: MemoryHold, asks: Sequence[Ask], terms: HoldTerms, now: i64) -> None:
         ahead = self._tables.wall_ahead(now)
-        row = HoldRow(tuple(asks), terms, OPEN, held.end + ahead, False, _charges(held))
+        pieces = held.pieces()
+        row = HoldRow(tuple(asks), terms, OPEN, held.end + ahead, False, _charges(pieces))
         try:
-            self.file.add_hold(now + ahead, row, self._count_rows(held, now))
+            self.file.add_hold(now + ahead, row, _count_rows(pieces, now, ahead))
         except BaseException as error:
             if not isinstance(error, StoreError):  # an interruption: it may have been written
                 self.file.forget_later(_key(held))
-            self._free_slots(held, now)
-            self._count(held, (0,) * len(held.costs), now)
+            self._free_slots(held, pieces, now)
+            self._count(held, pieces, (0,) * len(held.all_costs()), now)
+            for piece in pieces:
+                piece.close_all(piece.state)
             raise
 
-    def _record_settlement(self, held: MemoryHold, state: HoldState, actual: tuple[int, ...], now: i64) -> None:
+    def _record_settlement(
+        self, held: MemoryHold, pieces: list[HeldPiece], status: HoldState, actual: tuple[int, ...], now: i64
+    ) -> None:
         ahead = self._tables.wall_ahead(now)
+        before, places = held.all_costs(), held.places()
         rows: list[CountRow] = []
-        for piece, counted, cost in self._corrections(held, actual):
+        for piece, place in zip(pieces, places or range(len(pieces)), strict=True):
             if _is_remembered(piece.limit):
-                planned = _copied(self._found(piece, now).state)
-                piece.correct(planned, now, counted, cost)
+                piece.find(piece.limit, 0, now, ahead)
+                planned = _copied(piece.state)
+                piece.count(planned, now, 0 if held.released else before[place], actual[place])
                 rows.extend(_piece_rows(piece, planned))
-        self.file.change_hold(now + ahead, _key(held), state, now + ahead, actual, None, rows)
+        self.file.change_hold(now + ahead, _key(held), status, now + ahead, actual, None, rows)
 
-    def _record_extension(self, held: MemoryHold, charges: list[Charge], more: list[int], end: i64, now: i64) -> None:
+    def _record_extension(
+        self,
+        held: MemoryHold,
+        pieces: list[HeldPiece],
+        charges: list[Charge],
+        before: tuple[int, ...],
+        end: i64,
+        now: i64,
+    ) -> None:
         ahead = self._tables.wall_ahead(now)
-        taken = _charges(held) if charges else None
-        rows = self._count_rows(held, now) if charges else []
+        taken = _charges(pieces) if charges else None
+        rows = _count_rows(pieces, now, ahead) if charges else []
         try:
-            self.file.change_hold(now + ahead, _key(held), OPEN, end + ahead, held.costs, taken, rows)
+            self.file.change_hold(now + ahead, _key(held), OPEN, end + ahead, held.all_costs(), taken, rows)
         except BaseException:
-            for i in range(len(charges)):
-                piece = held.pieces[i]
-                charges[i].correct(self._found(piece, now).state, now, charges[i].cost, 0)
-                remove_charge(piece.charges, charges[i])
-            if more:
-                held.costs = tuple([held.costs[i] - more[i] for i in range(len(more))])
+            for piece, charge in zip(pieces, charges, strict=False):
+                piece.find(piece.limit, 0, now, ahead)
+                charge.correct(piece.state, now, charge.cost, 0)
+                charge.close(piece.state)
+                piece.remove(charge)
+                piece.leave()
+            held.set_costs(before)
             raise
 
-    def _record_release(self, held: MemoryHold, now: i64) -> None:
-        self.file.release_later(_key(held), self._count_rows(held, now))
+    def _record_release(self, held: MemoryHold, pieces: list[HeldPiece], now: i64) -> None:
+        self.file.release_later(_key(held), _count_rows(pieces, now, self._tables.wall_ahead(now)))
 
     def _record_forgotten(self, held: MemoryHold) -> None:
         self.file.forget_later(_key(held))
 
-    def _count_rows(self, held: MemoryHold, now: i64) -> list[CountRow]:
-        rows: list[CountRow] = []
-        for piece in held.pieces:
-            if _is_remembered(piece.limit):
-                rows.extend(_piece_rows(piece, self._found(piece, now).state))
-        return rows
+
+def _count_rows(pieces: list[HeldPiece], now: i64, ahead: i64) -> list[CountRow]:
+    rows: list[CountRow] = []
+    for piece in pieces:
+        if _is_remembered(piece.limit):
+            piece.find(piece.limit, 0, now, ahead)
+            rows.extend(_piece_rows(piece, piece.state))
+            piece.leave()
+    return rows
 
 
 def _is_remembered(limit: Limit) -> bool:
@@ -178,14 +201,14 @@ def _entry_row(entry: Entry, state: State) -> CountRow:
 
 def _piece_rows(piece: HeldPiece, state: State) -> list[CountRow]:
     """What is counted for a piece of a hold: of a meter, on each day on which the hold was charged."""
-    days = {charge.marks[0] for charge in piece.charges} if isinstance(piece.limit, Meter) else {0}
-    return [_row(piece.name, piece.key, piece.root, piece.limit, state, day) for day in days]
+    days = {charge.mark for charge in piece.charges()} if isinstance(piece.limit, Meter) else {0}
+    return [_row(piece.table.name, piece.key, piece.root, piece.limit, state, day) for day in days]
 
 
 def _row(name: str, key: str, root: str, limit: object, state: object, day: int) -> CountRow:
     if isinstance(state, MeterState):
         assert isinstance(limit, Meter)
-        return MeterRow(name, limit, key, state.root or root, day, state.days.get(day, 0))
+        return MeterRow(name, limit, key, state.root or root, day, state.used_on(day))
     assert isinstance(limit, Budget)
     assert isinstance(state, BudgetState)
     return BudgetRow(name, limit, key, state.start, state.used)
@@ -199,18 +222,18 @@ def _copied(state: State) -> State:
 
 
 def _key(held: MemoryHold) -> HoldKey:
-    return HoldKey(held.name, held.key, held.hold_id)
+    return HoldKey(held.table.name, held.key, held.hold_id)
 
 
-def _charges(held: MemoryHold) -> list[list[tuple[int, int]]]:
+def _charges(pieces: list[HeldPiece]) -> list[list[tuple[int, int]]]:
     return [
-        [(one.cost, one.marks[0] if _is_remembered(piece.limit) else _NOWHERE) for one in piece.charges]
-        for piece in held.pieces
+        [(one.cost, one.mark if _is_remembered(piece.limit) else _NOWHERE) for one in piece.charges()]
+        for piece in pieces
     ]
 
 
-def _charge(limit: Limit, cost: int, mark: int) -> Charge:
-    charge = Charge(limit, cost)
-    for i in range(len(charge.marks)):
-        charge.marks[i] = mark
-    return charge
+def _set_marks(charge: Charge, mark: i64) -> None:
+    charge.mark = mark
+    if charge.marks is not None:
+        for i in range(len(charge.marks)):
+            charge.marks[i] = mark

@@ -44,6 +44,8 @@ class FileKind(NamedTuple):
     """SQLite's `application_id`, which tells it from other files with the same version."""
     exclusive: bool = False
     """Whether one process has it for itself. Then the last commits may not survive a loss of power."""
+    readable: bool = False
+    """Whether others may read an exclusive file meanwhile, as for a backup: then its owner keeps other writers away."""
     upgrade: str = ""
     """Statements that make it out of a file of the version before; none if there is no such version."""
 
@@ -63,7 +65,7 @@ def open_file(
         try:
             file.text_factory = _text
             file.execute(f"PRAGMA synchronous={'NORMAL' if kind.exclusive else 'FULL'}")
-            if kind.exclusive:
+            if kind.exclusive and not kind.readable:
                 file.execute("PRAGMA locking_mode=EXCLUSIVE")
             with _transaction(file):
                 _make(file, path, kind)

@@ -19,7 +19,7 @@ import structlog
 from headgate.errors import HeadgateError, StoreAway, refuse
 from headgate.gate import Gate
 from headgate.hub.agents.names import ADMIN, BUILT_IN, ROLES, VIEWER, looks_built_in
-from headgate.hub.agents.registry import Registry
+from headgate.hub.agents.registry import Grant, Registry
 from headgate.hub.agents.tokens import Tokens
 from headgate.hub.errors import RequestError
 
@@ -142,15 +142,17 @@ class Operators:
                 await self._expect_admin(caller)
             yield
 
-    async def register(self, agent: str, caller: Holder, by: str) -> str:
+    async def register(self, agent: str, caller: Holder, by: str, grant: Grant | None = None) -> str:
         """Register an agent for an admin, without any role that is left from lost data; its token."""
         async with self._change(caller):
-            return await self._register(agent, by)
+            if grant is not None:
+                self._registry.check_grant(grant)
+            return await self._register(agent, by, grant)
 
-    async def _register(self, agent: str, by: str) -> str:
+    async def _register(self, agent: str, by: str, grant: Grant | None = None) -> str:
         if self._gate.role_of(agent) and await self._registry.find(agent) is None:
             await self._gate.aset_role(agent, None, by=by)
-        return await self._registry.register(agent, by_admin=True)
+        return await self._registry.register(agent, by_admin=True, grant=grant)
 
     async def rotate(self, agent: str, caller: Holder, by: str) -> str:
         """Replace an agent's token for an admin; the new one. After a revocation it has no role."""
@@ -160,10 +162,10 @@ class Operators:
                 await self._drop_role(agent, by)
             return await self._registry.rotate(agent)
 
-    async def invite(self, caller: Holder) -> str:
+    async def invite(self, caller: Holder, grant: Grant | None = None) -> str:
         """A code for the registration of one agent."""
         async with self._change(caller):
-            return await self._registry.invite()
+            return await self._registry.invite(grant)
 
     async def add(self, name: str, role: str, caller: Holder, by: str) -> str:
         """Register a name with a role; its token."""

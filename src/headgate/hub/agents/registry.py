@@ -18,8 +18,8 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from headgate.errors import InvalidInput
-from headgate.gate import Gate
+from headgate.errors import HeadgateError, InvalidInput
+from headgate.gate import Gate, changes
 from headgate.gate.policy import check_agent
 from headgate.hub.agents.names import BUILT_IN, check_new_name, looks_built_in
 from headgate.hub.agents.tokens import DIGEST_SIZE, digest_of
@@ -43,6 +43,15 @@ class AgentRecord:
     at: float
     """When it was registered, in seconds since 1970."""
     revoked: bool
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """The account that a new agent belongs to, and its plan; None: those of the policy."""
+
+    account: str | None = None
+    plan: str | None = None
+    by: str = ""
+    """Who gives them, in words for the record of changes."""
 
 
 class Registry:
@@ -97,13 +106,25 @@ class Registry:
         """Call `listener` in the loop with an agent's id when its token is rotated or revoked, here or elsewhere."""
         self._listeners.append(listener)
 
-    async def register(self, agent: str, invitation: str | None = None, *, by_admin: bool = False) -> str:
-        """Register a free id, and return its new token. An invitation is used up only on success."""
+    async def register(
+        self, agent: str, invitation: str | None = None, *, by_admin: bool = False, grant: Grant | None = None
+    ) -> str:
+        """Register a free id, and return its new token. An invitation is used up only on success.
+
+        The agent belongs to the account, and has the plan, that the invitation or the admin names.
+        """
         name = self._new_name(agent)
         code = None if by_admin else self._check_invitation(invitation)
         agents = await self._agents()
         if not by_admin and self._gate is not None and self._gate.role_of(name):
             raise _taken(name)
+        if invitation is not None and not by_admin:
+            digest = digest_of(invitation[: LONGEST_TOKEN + 1])
+            note = await agents.invitation(digest)
+            if note:
+                code, grant = digest, _granted(note)
+        if grant is not None:
+            self.check_grant(grant)  # before anything is registered
         token = _token()
         most = None if by_admin else self._most
         outcome = await self._background.finish(agents.add(name, digest_of(token), time.time(), code, most))
@@ -115,7 +136,34 @@ class Registry:
             raise RequestError(
                 403, "invitation_unknown", "invitation: expected one that the admin made and nobody has used"
             )
+        if grant is not None:
+            await self._background.finish(self._give(name, grant))
         return token
+
+    def check_grant(self, grant: Grant) -> None:
+        """Refuse an account or a plan that can't be one."""
+        if self._gate is not None:
+            accounts = self._gate.effective.accounts
+            if grant.account is not None:
+                accounts.check_account("account", grant.account)
+            if grant.plan is not None:
+                accounts.check_plan("plan", grant.plan)
+
+    async def _give(self, agent: str, grant: Grant) -> None:
+        """Let a new agent, whose token nobody knows yet, belong to its account."""
+        edits = [] if grant.account is None else [changes.account(agent, grant.account)]
+        if grant.plan is not None:
+            edits.append(changes.agent_plan(agent, grant.plan))
+        if self._gate is None or not edits:
+            return
+        try:
+            await self._gate.achange(edits, by=grant.by)
+        except HeadgateError as error:
+            _log.error("agent %r is registered, but its account and plan are not set: %s", agent, error)
+            detail = (
+                f"{agent!r} is registered, but not for its account: the admin has to set that, and to rotate its token"
+            )
+            raise RequestError(503, "unavailable", detail) from error
 
     async def rotate(self, agent: str, token: str | None = None) -> str:
         """Replace an agent's token by a new one, and return it.
@@ -174,11 +222,15 @@ class Registry:
         start = after.encode("utf-8", "replace").decode()
         return [AgentRecord(*row) for row in await (await self._agents()).page(start, limit)]
 
-    async def invite(self) -> str:
+    async def invite(self, grant: Grant | None = None) -> str:
         """A code for the registration of one agent."""
         code = f"hgi_{secrets.token_urlsafe(32)}"
         agents = await self._agents()
-        await self._background.finish(agents.invite(digest_of(code), time.time()))
+        note = ""
+        if grant is not None and (grant.account is not None or grant.plan is not None):
+            self.check_grant(grant)
+            note = msgspec.json.encode(grant).decode()
+        await self._background.finish(agents.invite(digest_of(code), time.time(), note))
         return code
 
     def _new_name(self, agent: str) -> str:
@@ -251,6 +303,7 @@ class DatabaseAgents:
             if most is not None and db.execute("SELECT COUNT(*) FROM agents").fetchone()[0] >= most:
                 return "full"
             db.execute("DELETE FROM invitations WHERE digest = ?", (invitation,))
+            db.execute("DELETE FROM invitation_notes WHERE digest = ?", (invitation,))
             db.execute("INSERT INTO agents (agent, digest, at) VALUES (?, ?, ?)", (agent, digest, at))
             return "done"
 
@@ -316,8 +369,18 @@ class DatabaseAgents:
 
         return [(agent, at, bool(revoked)) for agent, at, revoked in await self._database.run(work)]
 
-    async def invite(self, digest: bytes, at: float) -> None:
-        await self._database.run(lambda db: db.execute("INSERT INTO invitations VALUES (?, ?)", (digest, at)))
+    async def invite(self, digest: bytes, at: float, note: str = "") -> None:
+        def work(db: sqlite3.Connection) -> None:
+            db.execute("INSERT INTO invitations VALUES (?, ?)", (digest, at))
+            if note:
+                db.execute("INSERT INTO invitation_notes VALUES (?, ?)", (digest, note))
+
+        await self._database.run(work)
+
+    async def invitation(self, digest: bytes) -> str | None:
+        query = "SELECT coalesce(note, '') FROM invitations LEFT JOIN invitation_notes USING (digest) WHERE digest = ?"
+        row = await self._database.run(lambda db: _one(db, query, digest))
+        return None if row is None else str(row[0])
 
 
 class _AgentRow(NamedTuple):
@@ -343,6 +406,15 @@ _listed_agent: Final = row_of(_ListedAgent)
 def _one(db: sqlite3.Connection, query: str, value: object) -> tuple[Any, ...] | None:
     row: tuple[Any, ...] | None = db.execute(query, (value,)).fetchone()
     return row
+
+
+def _granted(note: str) -> Grant:
+    """What an invitation grants. One that can't be read grants nothing, and registers nobody."""
+    try:
+        return msgspec.json.decode(note, type=Grant)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        detail = "invitation: its account can't be read; ask the admin for another"
+        raise RequestError(403, "invitation_unknown", detail) from error
 
 
 def _token() -> str:

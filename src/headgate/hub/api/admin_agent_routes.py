@@ -8,8 +8,8 @@ from msgspec import Meta, Struct
 from headgate.gate import Gate
 from headgate.hub.agents.operators import Operators
 from headgate.hub.agents.presence import Presence
-from headgate.hub.agents.registry import Registry
-from headgate.hub.api.agent_routes import Registered, Revoked
+from headgate.hub.agents.registry import Grant, Registry
+from headgate.hub.api.agent_routes import AccountPath, PlanName, Registered, Revoked
 from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.sockets.agent_socket import AgentSockets
 from headgate.hub.sockets.frames import AgentId, Count
@@ -21,6 +21,16 @@ _log = structlog.get_logger("headgate.hub")
 
 class NewAgent(Body):
     agent_id: AgentId
+    account: AccountPath | None = None
+    """The account that it belongs to; null: that of the policy."""
+    plan: PlanName | None = None
+
+
+class NewInvitation(Body):
+    """What the agent that registers with it gets."""
+
+    account: AccountPath | None = None
+    plan: PlanName | None = None
 
 
 class Invitation(Struct):
@@ -73,7 +83,8 @@ async def _agents(call: Call, registry: Registry, presence: Presence) -> Registe
 
 async def _register(call: Call, operators: Operators) -> Registered:
     agent = call.body.agent_id
-    token = await operators.register(agent, call.caller, call.by)
+    grant = Grant(call.body.account, call.body.plan, call.by)
+    token = await operators.register(agent, call.caller, call.by, grant)
     _log.info("agent registered", agent=agent, by=call.by)
     return Registered(agent, token)
 
@@ -121,7 +132,7 @@ def _blocked(gate: Gate, agent: str, registered: bool) -> BlockedAgent:
 
 
 async def _invite(call: Call, operators: Operators) -> Invitation:
-    code = await operators.invite(call.caller)
+    code = await operators.invite(call.caller, Grant(call.body.account, call.body.plan, call.by))
     _log.info("invitation created", by=call.by)
     return Invitation(code)
 
@@ -157,6 +168,6 @@ ROUTES: Final = (
     ),
     Route(
         "POST", "/api/admin/invitations", "admin", Who.ADMIN, _invite, Invitation,
-        "create an invitation to register", status=201,
+        "create an invitation to register", body=NewInvitation, body_required=False, status=201,
     ),
 )  # fmt: skip

@@ -6,19 +6,23 @@ from typing import Final, Literal
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from headgate.errors import InvalidInput
+from headgate.errors import HeadgateError, InvalidInput
 from headgate.gate import Gate
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import Registry
 from headgate.hub.api.admin_limit_routes import Limits, by_channel
 from headgate.hub.api.routing import Call, Route, Who
-from headgate.hub.dashboard.cards import AgentCard, Cards, Usage, used_share
+from headgate.hub.dashboard.accounts import AccountLimit, limit_card
+from headgate.hub.dashboard.cards import AgentCard, Cards, Usage, sees_accounts, used_share
 from headgate.hub.errors import RequestError
 from headgate.hub.messages.sessions import SessionLog
 from headgate.hub.monitoring.denials import Denial, DeniedAction
 from headgate.hub.monitoring.stats import Stats
 from headgate.hub.sockets.relay import Relay
 from headgate.hub.tasks.scheduler import Scheduler
+from headgate.stores.holds import AccountStore
+
+_MAX_HOLDS: Final = 50  # that are listed
 
 
 class Bucket(Usage, kw_only=True):
@@ -43,6 +47,19 @@ class AgentTasks(Struct):
     """The task that it works on, by its id."""
     created: int
     """Unfinished tasks that it created."""
+
+
+class AgentHold(Struct):
+    """An open hold of an agent, or one whose lease has ended."""
+
+    hold_id: str
+    session: str
+    tool: str
+    state: Literal["open", "expired"]
+    costs: dict[str, str]
+    """What it has reserved, by resource."""
+    lease_left: float
+    """Seconds until its lease ends."""
 
 
 class AgentDetail(AgentCard, kw_only=True):
@@ -70,6 +87,12 @@ class AgentDetail(AgentCard, kw_only=True):
     sessions: int
     """The number of open ones."""
     tasks: AgentTasks
+    account: str
+    """Its path: the accounts that it belongs to, and its name. Only admins see accounts: others get ""."""
+    account_limits: list[AccountLimit]
+    """Every limit of an account that a hold of the agent meets, from the top account down to its own."""
+    holds: list[AgentHold]
+    """Its open holds, those that end first at the front: at most 50."""
 
 
 async def _agent(
@@ -92,6 +115,8 @@ async def _agent(
     traces = (agent in effective.agents, stats.traffic(agent), card.violations, card.violations_last_hour, denials)
     if record is None and not any([*traces, sockets]):
         raise RequestError(404, "unknown_agent", f"there is no agent {agent!r}")
+    accounts = sees_accounts(call.caller.role)
+    account_limits, holds = await _accounts(gate, agent) if accounts else ([], [])
     own, block = effective.session_overrides.get(agent), gate.block_of(agent)
     known = asdict(card) | {"override": by_channel(effective.overrides.get(agent, {}))}
     return AgentDetail(
@@ -109,7 +134,33 @@ async def _agent(
         connections=sockets,
         sessions=sessions.open_sessions_of(agent),
         tasks=AgentTasks(scheduler.task_of(agent), scheduler.created_by(agent)),
+        account=gate.path_of(agent) if accounts else "",
+        account_limits=account_limits,
+        holds=holds,
     )
+
+
+async def _accounts(gate: Gate, agent: str) -> tuple[list[AccountLimit], list[AgentHold]]:
+    """The limits of the accounts that an agent belongs to, and its holds; none if the store can't tell."""
+    if not isinstance(gate.store, AccountStore):
+        return [], []
+    try:
+        limits, listed = await gate.aexplain(agent), await gate.alist_holds(gate.path_of(agent), _MAX_HOLDS)
+    except HeadgateError:  # the store is away: the rest of the page is still of use
+        return [], []
+    wall = gate.store.clock.wall()
+    holds = [
+        AgentHold(
+            hold.id,
+            hold.session,
+            hold.tool,
+            "open" if hold.state == "open" else "expired",
+            {resource: f"{cost:f}" for resource, cost in hold.costs.items()},
+            round(hold.lease_left, 3),
+        )
+        for hold in listed
+    ]
+    return [limit_card(one, wall) for one in limits], holds
 
 
 async def _buckets(gate: Gate, agent: str) -> list[Bucket]:

@@ -1,12 +1,12 @@
 """Routes for agents: registration, messages, chat channels, tasks and sessions."""
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta, Raw, Struct
 
 from headgate.hub.agents.operators import Operators
 from headgate.hub.agents.presence import Presence
-from headgate.hub.agents.registry import Registry
+from headgate.hub.agents.registry import Grant, Registry
 from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.errors import RequestError
 from headgate.hub.messages.messages import Mail, MessageBroker
@@ -30,9 +30,17 @@ from headgate.hub.tasks.task import Task, TaskSummary
 # Bodies and answers ---------------------------------------------------------------------------------------------------
 
 
+AccountPath: TypeAlias = Annotated[str, Meta(max_length=1024, description="such as acme/search; empty for none")]
+PlanName: TypeAlias = Annotated[str, Meta(max_length=128)]
+
+
 class Register(Body):
     agent_id: AgentId
     invitation: Token | None = None
+    account: AccountPath | None = None
+    """For admins: the account that it belongs to."""
+    plan: PlanName | None = None
+    """For admins."""
 
 
 class Registered(Struct):
@@ -170,7 +178,11 @@ async def _delete_chat_channel(call: Call, messages: MessageBroker) -> DeletedCh
 async def _register(call: Call, registry: Registry, operators: Operators) -> Registered:
     body: Register = call.body
     if call.admin:
-        return Registered(body.agent_id, await operators.register(body.agent_id, call.caller, call.by))
+        grant = Grant(body.account, body.plan, call.by)
+        return Registered(body.agent_id, await operators.register(body.agent_id, call.caller, call.by, grant))
+    if body.account is not None or body.plan is not None:
+        detail = "only an admin names the account or the plan of an agent; ask for an invitation that has them"
+        raise RequestError(403, "forbidden", detail)
     return Registered(body.agent_id, await registry.register(body.agent_id, body.invitation))
 
 

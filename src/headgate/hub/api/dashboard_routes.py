@@ -7,8 +7,9 @@ from msgspec import Meta, Struct
 
 from headgate.hub.api.http import DASHBOARD_STATE, ApiResponse
 from headgate.hub.api.routing import Body, Call, Route, Who
-from headgate.hub.dashboard.cards import Cards, DashboardState
+from headgate.hub.dashboard.cards import Cards, DashboardState, sees_accounts
 from headgate.hub.dashboard.feed import MAX_CARDS
+from headgate.hub.monitoring.account_alerts import AccountAlert, AccountAlerts
 from headgate.hub.monitoring.address_log import AddressLog, DeniedAddress
 from headgate.hub.monitoring.alerts import Alert, Alerts
 from headgate.stores.base import MAX_ALERTS
@@ -38,9 +39,11 @@ class AlertsQuery(Body):
 
 class AlertList(Struct):
     alerts: list[Alert]
-    """Newest first: all that are open, and the last resolved ones."""
+    """Of agents, newest first: all that are open, and the last resolved ones."""
+    account_alerts: list[AccountAlert]
+    """Of accounts, likewise. Only admins see accounts."""
     open: int
-    """The number of open ones."""
+    """The number of open ones, of agents and accounts."""
 
 
 class DeniedAddresses(Struct):
@@ -51,9 +54,13 @@ async def _state(call: Call, cards: Cards) -> DashboardState:
     return await cards.state(call.query.limit, role=call.caller.role)
 
 
-async def _alerts(call: Call, alerts: Alerts) -> AlertList:
+async def _alerts(call: Call, alerts: Alerts, account_alerts: AccountAlerts) -> AlertList:
     found = [alert for alert in alerts.known() if alert.resolved_at is None or not call.query.open]
-    return AlertList(found[: call.query.limit], alerts.open)
+    limit = call.query.limit
+    if not sees_accounts(call.caller.role):
+        return AlertList(found[:limit], [], alerts.open)
+    accounts = [alert for alert in account_alerts.known() if alert.resolved_at is None or not call.query.open]
+    return AlertList(found[:limit], accounts[:limit], alerts.open + account_alerts.open)
 
 
 async def _addresses(_call: Call, address_log: AddressLog) -> DeniedAddresses:
@@ -115,6 +122,9 @@ ROUTES: Final = (
             "changes": "the admin's changes",
             "summary": "the summary",
             "alerts": "alerts",
+            "accounts": "the accounts",
+            "account_changes": "the admin's changes to accounts",
+            "budget": "the limits of accounts",
             "toasts": "notices",
             "timeline": "the traffic of all agents",
             "charts": "the traffic of one agent",

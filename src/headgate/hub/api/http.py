@@ -178,7 +178,10 @@ class Api:
             check_agent(parts["agent"])
         given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         query = _converted(given, route.query)
-        body = None if route.body is None else _decoded(await self._body(scope["headers"], receive), route.body)
+        body = None
+        if route.body is not None:
+            given_body = await self._body(scope["headers"], receive)
+            body = _decoded(given_body if given_body or route.body_required else b"{}", route.body)
         if caller is not ANONYMOUS:  # the body may have taken half a minute
             renewed = revocations != self._registry.revocations
             caller = await self._authenticate_again(caller, route, renewed, address)

@@ -26,7 +26,7 @@ _PROBLEMS: Final = {
 @cache
 def document(router: Router) -> dict[str, Any]:
     """The OpenAPI 3.1 document of all routes."""
-    bodies = [route.body for route in router.routes if route.body is not None]
+    bodies = [kind for route in router.routes for kind in (route.body, route.denial) if kind is not None]
     kinds = [*bodies, *(route.answer for route in router.routes), *(route.query for route in router.routes)]
     found, parts = msgspec.json.schema_components(
         [*kinds, ErrorBody, DeniedBody], ref_template="#/components/schemas/{name}"
@@ -59,13 +59,16 @@ def _operation(route: Route, schemas: list[tuple[Any, dict[str, Any]]], parts: d
     }
     if route.who is not Who.PROBE:
         retry_after = {"schema": {"type": "integer"}, "description": "seconds to wait"}
-        denied = _response("too many requests", schema(DeniedBody), PROBLEM_JSON)
+        denied = _response("too many requests", schema(route.denial or DeniedBody), PROBLEM_JSON)
         operation["responses"]["429"] = {**denied, "headers": {"Retry-After": retry_after}}
     for status, about in _PROBLEMS.items():
         operation["responses"][str(status)] = _response(about, schema(ErrorBody))
-    operation["responses"]["503"]["content"] |= _response("", schema(DeniedBody), PROBLEM_JSON)["content"]
+    operation["responses"]["503"]["content"] |= _response("", schema(route.denial or DeniedBody), PROBLEM_JSON)[
+        "content"
+    ]
     if route.body is not None:
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema(route.body)}}}
+        content = {"application/json": {"schema": schema(route.body)}}
+        operation["requestBody"] = {"required": route.body_required, "content": content}
     if route.who not in (Who.PROBE, Who.ANYONE):
         operation["security"] = [{"token": []}]
     return operation

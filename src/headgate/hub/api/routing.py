@@ -77,10 +77,14 @@ class Route:
     about: str
     body: Any = None
     """The type of the request's body, if it has one."""
+    body_required: bool = True
+    """False: no body is the same as an empty object."""
     query: type[Struct] = NoQuery
     status: int = 200
     media: str = "application/json"
     """The media type of the response. A handler may return a whole `ApiResponse` instead of its body."""
+    denial: Any = None
+    """The type of a denial's body, if it has more members than others."""
 
     @property
     def parts(self) -> list[str]:

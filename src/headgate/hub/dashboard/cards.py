@@ -13,9 +13,10 @@ from msgspec.structs import replace
 
 from headgate.errors import InvalidInput
 from headgate.gate import Gate
-from headgate.hub.agents.names import ADMIN
+from headgate.hub.agents.names import ADMIN, VIEWER
 from headgate.hub.agents.presence import Presence
 from headgate.hub.background import BackgroundTasks
+from headgate.hub.monitoring.account_alerts import AccountAlert, AccountAlerts
 from headgate.hub.monitoring.address_log import AddressLog, DeniedAddress
 from headgate.hub.monitoring.alerts import Alert, Alerts
 from headgate.hub.monitoring.health import Health, StoreState
@@ -96,6 +97,9 @@ class Summary(Struct):
     problems: list[str]
     """What is wrong with the store or the disk, in sentences."""
     open_alerts: int
+    """Of agents and of accounts."""
+    open_account_alerts: int
+    """Those of them that are of accounts. Only admins see accounts."""
     blocked: int
     """Agents that are blocked now."""
     agents: int
@@ -119,6 +123,13 @@ class DashboardState(Struct):
     summary: Summary
     agents: list[AgentCard]
     alerts: list[Alert]
+    account_alerts: list[AccountAlert]
+    """Only admins see accounts."""
+
+
+def sees_accounts(role: str) -> bool:
+    """Whether an operator of a role sees accounts: what they have spent, hold and have left, and their alerts."""
+    return role == ADMIN
 
 
 class Fleet(NamedTuple):
@@ -170,15 +181,16 @@ class Cards:
         stats: Stats,
         presence: Presence,
         alerts: Alerts,
+        account_alerts: AccountAlerts,
         health: Health,
         address_log: AddressLog,
         scheduler: Scheduler,
         background: BackgroundTasks,
     ) -> None:
         self._gate, self._stats, self._presence, self._alerts, self._health = gate, stats, presence, alerts, health
-        self._address_log, self._scheduler = address_log, scheduler
-        self._for_viewers: Final = _SharedState(partial(self._make_state, public=False), background)
-        self._for_everybody: Final = _SharedState(partial(self._make_state, public=True), background)
+        self._account_alerts, self._address_log, self._scheduler = account_alerts, address_log, scheduler
+        self._for_viewers: Final = _SharedState(partial(self._make_state, role=VIEWER), background)
+        self._for_everybody: Final = _SharedState(partial(self._make_state, role=""), background)
 
     def fleet(self) -> Fleet:
         """The agents to show, the most interesting first: rate limited, then by denials a minute and by violations.
@@ -255,7 +267,8 @@ class Cards:
             store=health.store,
             degraded=health.degraded,
             problems=health.problems,
-            open_alerts=self._alerts.open,
+            open_alerts=self._alerts.open + self._account_alerts.open,
+            open_account_alerts=self._account_alerts.open,
             blocked=fleet.blocked,
             agents=len(fleet.agents),
             limited=fleet.limited,
@@ -277,21 +290,30 @@ class Cards:
         An admin waits for nobody. The others share what is made, since anyone may ask for a public one.
         """
         if role == ADMIN:
-            return await self._make_state(limit, public=False)
+            return await self._make_state(limit, role=role)
         return await (self._for_viewers if role else self._for_everybody).get(limit)
 
-    async def _make_state(self, limit: int, *, public: bool) -> DashboardState:
+    async def _make_state(self, limit: int, *, role: str) -> DashboardState:
         fleet = self.fleet()
         summary, alerts = self.summary(fleet), self._alerts.recent()
+        of_accounts = self._account_alerts.recent()
         cards = await self.of(fleet.agents[:limit], fleet.violations)
-        if public:
+        if not sees_accounts(role):
+            summary, of_accounts = without_accounts(summary), []
+        if not role:
             summary, alerts, cards = public_summary(summary), public_alerts(alerts), public_cards(cards)
-        return DashboardState(summary, cards, alerts)
+        return DashboardState(summary, cards, alerts, of_accounts)
 
 
 def public_summary(summary: Summary) -> Summary:
     """A summary for a dashboard without a token: without network addresses."""
     return replace(summary, denied_addresses=[])
+
+
+def without_accounts(summary: Summary) -> Summary:
+    """A summary for everybody who is no admin: without accounts."""
+    open_alerts = summary.open_alerts - summary.open_account_alerts
+    return replace(summary, open_alerts=open_alerts, open_account_alerts=0)
 
 
 def public_alerts(alerts: list[Alert]) -> list[Alert]:

@@ -22,6 +22,7 @@ from headgate.hub.agents.authentication import Authentication
 from headgate.hub.agents.operators import Holder, Operators
 from headgate.hub.agents.presence import Presence
 from headgate.hub.background import BackgroundTasks
+from headgate.hub.dashboard.accounts import AccountCard, AccountReader
 from headgate.hub.dashboard.cards import (
     AgentCard,
     Cards,
@@ -29,10 +30,13 @@ from headgate.hub.dashboard.cards import (
     public_alerts,
     public_cards,
     public_summary,
+    sees_accounts,
     spark,
     timeline,
+    without_accounts,
 )
 from headgate.hub.errors import RequestError, as_request_error
+from headgate.hub.monitoring.account_alerts import AccountAlert, AccountAlerts
 from headgate.hub.monitoring.alerts import Alert, Alerts
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT, Stats
 from headgate.hub.settings import HubSettings
@@ -97,6 +101,14 @@ class Snapshot(Struct, tag_field="type", tag="snapshot"):
     timeline: list[list[int]]
     """Each slot, with its numbers of allowed, warned and denied requests."""
     alerts: list[Alert]
+    account_alerts: list[AccountAlert]
+    """Only admins see accounts, and get their alerts."""
+    accounts: list[AccountCard]
+    """Those that were read so far."""
+    more_accounts: int
+    """The number of accounts not shown: only 500 are, those of which the largest share is used."""
+    accounts_age: int
+    """How old the oldest figures of these accounts are, in seconds."""
 
 
 class Update(Struct, tag_field="type", tag="update", omit_defaults=True):
@@ -109,6 +121,11 @@ class Update(Struct, tag_field="type", tag="update", omit_defaults=True):
     more: int | UnsetType = UNSET
     timeline: list[list[int]] = []
     alerts: list[Alert] | UnsetType = UNSET
+    account_alerts: list[AccountAlert] | UnsetType = UNSET
+    accounts: list[AccountCard] = []
+    accounts_gone: list[str] = []
+    more_accounts: int | UnsetType = UNSET
+    accounts_age: int | UnsetType = UNSET
 
 
 class DashboardFeed:
@@ -121,13 +138,16 @@ class DashboardFeed:
         stats: Stats,
         presence: Presence,
         alerts: Alerts,
+        account_alerts: AccountAlerts,
         operators: Operators,
         authentication: Authentication,
         clock: Clock,
         settings: HubSettings,
     ) -> None:
         self._cards, self._gate, self._stats, self._presence, self._alerts = cards, gate, stats, presence, alerts
+        self._account_alerts: Final = account_alerts
         self._operators, self._authentication, self._clock, self._settings = operators, authentication, clock, settings
+        self._accounts: Final = AccountReader(gate, clock)
         self._unidentified: Final[OrderedDict[Socket, None]] = OrderedDict()
         self._strangers: Final[Counter[str]] = Counter()  # unidentified sockets, by address
         self._identified: Final[dict[Socket, Holder]] = {}  # oldest first
@@ -142,6 +162,9 @@ class DashboardFeed:
         self._sent_sparks: dict[str, list[list[int]]] = {}
         self._sent_summary: Summary | None = None
         self._sent_alerts: list[Alert] = []
+        self._sent_account_alerts: list[AccountAlert] = []
+        self._sent_accounts: dict[str, AccountCard] = {}
+        self._sent_more_accounts = self._sent_accounts_age = 0
         self._sent_timeline: list[list[int]] = []
         self._sent_more = 0
         self._live: list[LiveCard] = []  # the cards for a snapshot, once somebody asks for one
@@ -296,13 +319,18 @@ class DashboardFeed:
             if not self._running:  # only now: it ends when nobody watches
                 self._running = True
                 self._background.spawn(self._run())
+            self._background.spawn(self._accounts.run(self._accounts_wanted, self.refresh))
         for frame in frames:
             await socket.send(frame)
         socket.release()
 
     async def _snapshot(self, holder: Holder) -> list[str]:
         """The frames of a snapshot: it, and updates with the cards that don't fit into it."""
-        assert self._sent_summary is not None
+        summary = self._sent_summary
+        assert summary is not None
+        accounts = sees_accounts(holder.role)
+        if not accounts:
+            summary = without_accounts(summary)
         public, live = holder is _PUBLIC, await self._live_cards()
         if public:
             live = public_cards(live)
@@ -313,11 +341,15 @@ class DashboardFeed:
             slot_seconds=SLOT,
             agent_slots=AGENT_SLOTS,
             fleet_slots=FLEET_SLOTS,
-            summary=public_summary(self._sent_summary) if public else self._sent_summary,
+            summary=public_summary(summary) if public else summary,
             agents=live[:_FRAME_CARDS],
             more=self._sent_more,
             timeline=timeline(self._stats, self._slot - FLEET_SLOTS + 1),
             alerts=public_alerts(self._sent_alerts) if public else self._sent_alerts,
+            account_alerts=self._sent_account_alerts if accounts else [],
+            accounts=list(self._sent_accounts.values()) if accounts else [],
+            more_accounts=self._sent_more_accounts if accounts else 0,
+            accounts_age=self._sent_accounts_age if accounts else 0,
         )
         return [encode(snapshot), *self._encode_cards(live[_FRAME_CARDS:])]
 
@@ -366,18 +398,23 @@ class DashboardFeed:
         async with self._updating:
             try:
                 update = await self._update()
-                frames = self._encode_update(update)
-                public = self._encode_update(_for_everybody(update)) if self._any_public() else frames
+                frames = self._encode_for_all(update)
             except Exception:  # noqa: BLE001 - the next one may succeed
                 _log.exception("the dashboard's update failed")
                 return
             for socket in list(self._viewers):
-                sent = public if self._identified[socket] is _PUBLIC else frames
+                sent = frames[_kind(self._identified[socket])]
                 if not all([socket.push(frame) for frame in sent]):
                     self._drop(socket, "it reads too slowly")
 
-    def _any_public(self) -> bool:
-        return any(holder is _PUBLIC for holder in self._identified.values())
+    def _accounts_wanted(self) -> bool:
+        return any(sees_accounts(self._identified[socket].role) for socket in self._viewers)
+
+    def _encode_for_all(self, update: Update) -> dict[str, list[str]]:
+        """The frames of an update, for each kind of dashboard that is open."""
+        reduced = {"accounts": lambda one: one, "role": _without_accounts, "public": _for_everybody}
+        kinds = {_kind(holder) for holder in self._identified.values()}
+        return {kind: self._encode_update(reduced[kind](update)) for kind in kinds}
 
     async def _update(self) -> Update:
         """The changes since the last update."""
@@ -401,10 +438,24 @@ class DashboardFeed:
             self._sent_more = update.more = more
         if (alerts := self._alerts.recent()) != self._sent_alerts:
             self._sent_alerts = update.alerts = alerts
+        if (of_accounts := self._account_alerts.recent()) != self._sent_account_alerts:
+            self._sent_account_alerts = update.account_alerts = of_accounts
+        self._update_accounts(update)
         points = timeline(stats, since)
         update.timeline = [point for point in points if point not in self._sent_timeline]
         self._sent_timeline = points
         return update
+
+    def _update_accounts(self, update: Update) -> None:
+        """Add the accounts that have changed since the last update. They were read in the background."""
+        sent, shown = self._sent_accounts, self._accounts.shown()
+        update.accounts = [card for path, card in shown.items() if sent.get(path) is not card]
+        update.accounts_gone = [path for path in sent if path not in shown]
+        self._sent_accounts = shown
+        if (more := self._accounts.total - len(shown)) != self._sent_more_accounts:
+            self._sent_more_accounts = update.more_accounts = more
+        if (age := self._accounts.age(list(shown))) != self._sent_accounts_age:
+            self._sent_accounts_age = update.accounts_age = age
 
     async def _changes(self, new: dict[str, AgentCard], active: set[str], since: int) -> list[dict[str, Any]]:
         """The changed fields of the cards that were made again, and the traffic of active agents."""
@@ -457,8 +508,27 @@ def _unsettled(card: AgentCard) -> bool:
     return bool(counts or card.blocked or (card.usage and card.usage.used))
 
 
-def _for_everybody(update: Update) -> Update:
+def _kind(holder: Holder) -> str:
+    """What a dashboard gets: everything with "accounts", all but those for a "role", or what is "public"."""
+    return "public" if holder is _PUBLIC else "accounts" if sees_accounts(holder.role) else "role"
+
+
+def _without_accounts(update: Update) -> Update:
+    """An update for everybody who is no admin."""
+    return replace(
+        update,
+        summary=UNSET if update.summary is UNSET else without_accounts(update.summary),
+        account_alerts=UNSET,
+        accounts=[],
+        accounts_gone=[],
+        more_accounts=UNSET,
+        accounts_age=UNSET,
+    )
+
+
+def _for_everybody(given: Update) -> Update:
     """An update without what a dashboard without a token may not see."""
+    update = _without_accounts(given)
     return replace(
         update,
         summary=UNSET if update.summary is UNSET else public_summary(update.summary),

@@ -21,9 +21,10 @@ from headgate.hub.agents.presence import Presence
 from headgate.hub.dashboard.feed import DashboardFeed
 from headgate.hub.messages.messages import MessageBroker
 from headgate.hub.messages.sessions import SessionLog
+from headgate.hub.monitoring.account_alerts import AccountAlerts
 from headgate.hub.monitoring.alerts import Alerts
 from headgate.hub.monitoring.health import Health
-from headgate.hub.monitoring.stats import BOUNDS, Stats
+from headgate.hub.monitoring.stats import BOUNDS, NO_LIMIT, Stats
 from headgate.hub.monitoring.webhooks import Webhooks
 from headgate.hub.sockets.relay import Relay
 from headgate.hub.tasks.scheduler import Scheduler
@@ -52,6 +53,7 @@ class MetricSources:
     health: Health
     stats: Stats
     alerts: Alerts
+    account_alerts: AccountAlerts
     webhooks: Webhooks
     presence: Presence
     relay: Relay
@@ -104,6 +106,22 @@ def _address_checks(sources: MetricSources) -> dict[Labels, float]:
     return counts | sources.stats.addresses
 
 
+def _holds(sources: MetricSources) -> dict[Labels, float]:
+    resources = (*sources.gate.effective.accounts.units, NO_LIMIT)
+    counts: dict[Labels, float] = dict.fromkeys(product(resources, [outcome.value for outcome in Outcome]), 0)
+    return counts | sources.stats.holds
+
+
+def _hold_denials(sources: MetricSources) -> dict[Labels, float]:
+    accounts = sources.gate.effective.accounts
+    counts: dict[Labels, float] = dict.fromkeys(product(accounts.levels, accounts.units), 0)
+    return counts | {(NO_LIMIT, NO_LIMIT): 0} | sources.stats.hold_denials
+
+
+def _account_alerts(sources: MetricSources) -> dict[Labels, float]:
+    return {(f"{share:g}",): many for share, many in sources.account_alerts.raised.items()}
+
+
 def _decision_times(sources: MetricSources) -> Distribution:
     stats = sources.stats
     return Distribution([bound / 1e9 for bound in BOUNDS], list(stats.times), stats.time / 1e9)
@@ -151,6 +169,14 @@ METRICS: Final = (
         _address_checks, ("purpose", "outcome"),
     ),
     Metric(
+        "headgate_holds_total", "counter", "Holds of agents, by the resource that decided",
+        _holds, ("resource", "outcome"),
+    ),
+    Metric(
+        "headgate_hold_denials_total", "counter",
+        "Denied holds, by the level of the account and the resource that decided", _hold_denials, ("level", "resource"),
+    ),
+    Metric(
         "headgate_relay_envelopes_total", "counter", "Envelopes on the relay, by the limiter's decision",
         lambda of: {("passed",): of.relay.passed, ("denied",): of.relay.denied}, ("outcome",),
     ),
@@ -159,6 +185,12 @@ METRICS: Final = (
     ),
     _number("headgate_alerts_total", "counter", "Alerts raised", lambda of: of.alerts.raised),
     _number("headgate_alerts_open", "gauge", "Open alerts", lambda of: of.alerts.open),
+    Metric(
+        "headgate_account_alerts_total", "counter", "Alerts of accounts raised", _account_alerts, ("share",)
+    ),
+    _number(
+        "headgate_account_alerts_open", "gauge", "Open alerts of accounts", lambda of: of.account_alerts.open
+    ),
     _number("headgate_agents_blocked", "gauge", "Blocked agents", _blocked),
     Metric(
         "headgate_webhooks_total", "counter", "Finished notifications to webhooks", _webhooks, ("outcome",)

@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from headgate.events import AddressChecked, Degraded, Event, Violated
+from headgate.events import AddressChecked, Degraded, Event, HoldChecked, Violated
 from headgate.gate import Gate
 from headgate.hub.monitoring.denials import DenialLog
 from headgate.hub.monitoring.recent_counts import RecentCounts
@@ -26,6 +26,9 @@ BOUNDS: Final = tuple(round(digit * 10**power) for power in range(3, 9) for digi
 _MAX_OFFENDERS: Final = 10_000  # agents whose violations are remembered, the latest
 _SLOT_US: Final = SLOT * 1_000_000
 _OUTCOMES: Final = (Outcome.ALLOW, Outcome.WARN, Outcome.DENY, Outcome.EXEMPT)
+
+NO_LIMIT: Final = "none"
+"""Stands for the resource and the level of a hold that no limit decided on."""
 
 Point = tuple[int, int, int]
 """The numbers of allowed, warned and denied requests in one slot."""
@@ -91,6 +94,10 @@ class Stats:
         """The total time of all decisions, in nanoseconds."""
         self.addresses: Final[Counter[tuple[str, str]]] = Counter()
         """Checks of addresses, by purpose and outcome."""
+        self.holds: Final[Counter[tuple[str, str]]] = Counter()
+        """Holds of agents, by the resource that decided and outcome."""
+        self.hold_denials: Final[Counter[tuple[str, str]]] = Counter()
+        """Denied holds, by the level of the account and the resource that decided."""
         self.denials: Final = DenialLog(clock)
         """What agents were denied."""
         self.violations = 0
@@ -101,7 +108,7 @@ class Stats:
         self._traffic: Final[dict[str, TrafficHistory]] = {}
         # By agent; the one with the newest violation comes last.
         self._offenders: Final[OrderedDict[str, _Violations]] = OrderedDict()
-        self.stop: Final = gate.subscribe(self._on_event, Violated, AddressChecked, Degraded)
+        self.stop: Final = gate.subscribe(self._on_event, Violated, AddressChecked, Degraded, HoldChecked)
 
     @property
     def slot(self) -> int:
@@ -174,9 +181,19 @@ class Stats:
             self._violated(event.agent)
         elif isinstance(event, AddressChecked):
             self.addresses[event.purpose, event.decision.outcome.value] += 1
+        elif isinstance(event, HoldChecked):
+            self._held(event)
         elif isinstance(event, Degraded):
             self.outages += event.degraded
             self._outage = (self.outage_us, self._clock.now() if event.degraded else None)
+
+    def _held(self, event: HoldChecked) -> None:
+        resource, outcome = event.resource or NO_LIMIT, event.outcome
+        self.holds[resource, outcome.value] += 1
+        if outcome is Outcome.DENY:
+            levels, depth = self._gate.effective.accounts.levels, event.account.count("/")
+            level = levels[depth] if event.account and depth < len(levels) else NO_LIMIT  # a reload may have removed it
+            self.hold_denials[level, resource] += 1
 
     @property
     def outage_us(self) -> int:

@@ -1,4 +1,4 @@
-"""Webhooks: each alert is posted to some URLs, in order, and retried until it is accepted.
+"""Webhooks: each alert, of an agent or an account, is posted to some URLs, in order, and retried until it is accepted.
 
 Every receiver has a queue of its own, so that a slow or unreachable one holds up no other. `send` only fills these
 queues. Pauses are on the gate's clock, timeouts on the machine's.
@@ -22,6 +22,7 @@ from msgspec import Struct
 from headgate._version import VERSION
 from headgate.errors import HeadgateError
 from headgate.http import parse_retry_after
+from headgate.hub.monitoring.account_alerts import AccountAlert, AccountAlertEvent
 from headgate.hub.monitoring.alerts import Alert, AlertEvent
 from headgate.hub.timer import Timer
 from headgate.limits.clock import Clock
@@ -44,8 +45,8 @@ class Notice(Struct, frozen=True):
 
     delivery: str
     """The same in every attempt, so that receivers can drop duplicates."""
-    event: AlertEvent
-    alert: Alert
+    event: AlertEvent | AccountAlertEvent
+    alert: Alert | AccountAlert
 
 
 class _Delivery(Struct, frozen=True):
@@ -85,10 +86,10 @@ class Webhooks:
         """The number of notices queued or being sent."""
         return sum(receiver.waiting for receiver in self._receivers)
 
-    def send(self, event: AlertEvent, alert: Alert) -> None:
+    def send(self, event: AlertEvent | AccountAlertEvent, alert: Alert | AccountAlert) -> None:
         """Queue an alert for all receivers."""
         if self._receivers:
-            name = f"{alert.alert_id}-{alert.times}-{event.removeprefix('alert.')}"
+            name = f"{alert.alert_id}-{alert.times}-{event.rpartition('.')[2]}"
             body = msgspec.json.encode(Notice(name, event, alert))
             delivery = _Delivery(name, body, self._clock.now() + _RETRY_FOR * 1_000_000)
             for receiver in self._receivers:

@@ -36,7 +36,7 @@ class RedisAgents:
     """
 
     def __init__(self, clients: Clients, generation: RedisGeneration) -> None:
-        self._tokens, self._owners, self._names, _, self._changes, _ = generation.keys_of_agents
+        self._tokens, self._owners, self._names, self._invitations, self._changes, _ = generation.keys_of_agents
         self._clients: Final = clients
         self._generation: Final = generation
         self._breaker: Final = CircuitBreaker(lambda _down, _reason: None)
@@ -186,8 +186,12 @@ class RedisAgents:
                 )
             return 0.0, b""
 
-    async def invite(self, digest: bytes, at: float) -> None:
-        await self._change("invite", "", digest.hex(), repr(at))
+    async def invite(self, digest: bytes, at: float, note: str = "") -> None:
+        await self._change("invite", "", digest.hex(), f"{at!r} {note}".rstrip())
+
+    async def invitation(self, digest: bytes) -> str | None:
+        found = await self._look_up(lambda client: client.hget(self._invitations, digest.hex()))
+        return None if found is None else text_of(found).partition(" ")[2]
 
     async def _look_up(self, work: Callable[[AsyncClient], Any]) -> Any:
         """Read something. If there is nothing, it may be lost: the store says so before a caller acts on it."""

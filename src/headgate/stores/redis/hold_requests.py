@@ -26,7 +26,7 @@ from headgate.stores.holds import (
     refuse_other_costs,
     refuse_other_limits,
 )
-from headgate.stores.redis.keys import Keys, encode
+from headgate.stores.redis.keys import HoldPlan, Keys, Moment, encode
 from headgate.stores.redis.protocol import Request, counted_names, field_of
 
 _STATES: Final[tuple[HoldState, ...]] = (DENIED, OPEN, SETTLED, CANCELLED, EXPIRED)
@@ -45,9 +45,15 @@ _FORCED: Final = 9
 _GRANTED: Final = 1  # flags of a new hold
 _FORCE: Final = 2
 
+_SIMPLE: Final = 10  # what lua/lean.lua adds to a status
+_NARROW: Final = 2**32  # costs from which on a record is wider
+_NO_NOTE: Final = bytes(3)
+_NO_SHAPE: Final = bytes(5)
+_NO_MOMENT: Final = Moment(0, 0)
+
 
 class HoldRequest(Request[HoldAnswer]):
-    """A verb on a hold."""
+    """A verb on a hold: in the short form of lua/lean.lua where possible, and again in the long one if needed."""
 
     def __init__(
         self,
@@ -59,6 +65,7 @@ class HoldRequest(Request[HoldAnswer]):
         costs: Sequence[int],
         rest: tuple[float, float, float, float, float],
         terms: HoldTerms | None = None,
+        simple: bool = False,
     ) -> None:
         """`rest` are the numbers that the verb adds; `terms` are those of a new hold."""
         plan = keys.plan(asks)
@@ -73,44 +80,104 @@ class HoldRequest(Request[HoldAnswer]):
         self._terms: Final = terms
         self._held = False
         self._shape: tuple[bytes, bytes] | None = None  # that this request stores
+        first = asks[0]
+        root = keys.root(first.key)
         names: list[bytes] = []
-        last = -1
-        start = b""
-        checksum = plan.checksum
-        periods = b""
         fields = b""
-        for i in range(len(plan.codecs)):
-            codec = plan.codecs[i]
-            if plan.places[i] != last:
-                last = plan.places[i]
-                ask = asks[last]
-                start = keys.start(ask)
-                if codec.metered:
-                    start = keys.root(ask.root or ask.key)
-                    fields += field_of(ask.key)
-            names.extend([start + ending for ending in codec.endings])
-        if asks[-1].root:
-            checksum = crc32(b"\n".join(names) + fields)
-        ahead: i64 = 0
-        if plan.dated:
-            moment = keys.moment()
-            ahead = moment.ahead
-            periods = b"".join([codec.periods(moment) for codec in plan.dated])
+        moment = keys.moment() if plan.dated else _NO_MOMENT
+        ahead: i64 = moment.ahead
         self._ahead: Final = ahead
-        root = keys.root(asks[0].key)
-        self.counted: Final = list(names)
-        """The keys of counts alone. Those of meters have their fields behind them, so that each is there once."""
-        if plan.metered:
-            self.counted.clear()
-            self.counted.extend(counted_names(plan.codecs, names, [asks[place].key for place in plan.places]))
+        self._simple: Final = simple and plan.simple and keys.short_forms and max(costs) < _NARROW
+        block = plan.block(moment) if self._simple else b""
+        if len(plan.codecs) == 1:
+            start = root if not first.root else keys.start(first)
+            names = [start + ending for ending in plan.codecs[0].endings]
+            checksum = plan.checksum
+        else:
+            fields = self._add_names(names, root)
+            checksum = plan.checksum if not asks[-1].root else crc32(b"\n".join(names) + fields)
+        self._names: Final = len(names)
         own_id = encode(hold_id)
         names.append(root + plan.index)
         names.append(root + plan.hold + own_id)
-        numbers = plan.head.pack(*rest, getrandbits(52) + 1, checksum, *costs)
-        texts = pack("<H", len(own_id)) + own_id
-        if terms is not None:
-            texts += self._texts(root, terms)
-        super().__init__(plan.spec(verb), names, numbers + periods + fields + texts)
+        if self._simple:
+            spec, numbers = self._short(plan, root, block, checksum, own_id)
+            numbers += fields
+            for i in range(len(plan.meters)):
+                names[plan.meters[i]] += plan.days[i]
+        else:
+            numbers = plan.head.pack(*rest, getrandbits(52) + 1, checksum, *costs)
+            numbers += b"".join([codec.periods(moment) for codec in plan.dated]) + fields
+            numbers += pack("<H", len(own_id)) + own_id
+            if terms is not None:
+                numbers += self._texts(root, terms)
+            spec = plan.spec(verb)
+        super().__init__(spec, names, numbers)
+
+    def _add_names(self, names: list[bytes], root: bytes) -> bytes:
+        """Add the names of all counts, and return the fields of meters."""
+        keys, plan, asks = self._keys, self._plan, self._asks
+        fields = b""
+        known = asks[0].key
+        last = -1
+        start = b""
+        for i in range(len(plan.codecs)):
+            codec = plan.codecs[i]
+            place = plan.places[i]
+            if place != last:
+                last = place
+                ask = asks[place]
+                if not ask.root:
+                    start = keys.root(ask.key)
+                else:
+                    if ask.root != known:
+                        known, root = ask.root, keys.root(ask.root)
+                    start = root if codec.metered else keys.below(root, ask.key)
+                if codec.metered:
+                    fields += field_of(ask.key)
+            for ending in codec.endings:
+                names.append(start + ending)  # noqa: PERF401 - quicker than a list for each
+        return fields
+
+    @property
+    def counted(self) -> list[bytes]:
+        """The keys of counts alone. Those of meters have their fields behind them, so that each is there once."""
+        plan, names = self._plan, self.keys[: self._names]
+        if not plan.metered:
+            return names
+        return counted_names(plan.codecs, names, [self._asks[place].key for place in plan.places])
+
+    def _short(self, plan: HoldPlan, root: bytes, block: bytes, checksum: int, own_id: bytes) -> tuple[bytes, bytes]:
+        """The spec and the numbers for lua/lean.lua."""
+        given, flag, lease, keep, _ = self._rest
+        costs, terms = self._costs, self._terms
+        each = costs if len(costs) == len(plan.cost_places) else [costs[place] for place in plan.cost_places]
+        middle = plan.costs.pack(*costs)
+        if terms is None:
+            most = 0
+            texts = pack("<H", len(own_id)) + own_id + pack("<H", len(middle)) + middle + _NO_SHAPE
+        else:
+            most = min(terms.most, MAX_OPEN_HOLDS)
+            digest = shape = b""
+            if terms.shape:
+                digest = self._keys.shapes.digest(terms.shape)
+                if not self._keys.shapes.is_stored(root, digest):
+                    shape = encode(terms.shape)
+                    self._shape = (root, digest)
+            note = encode(terms.note) if terms.note else b""
+            if note or digest:
+                middle += pack("<B", len(digest)) + digest + pack("<H", len(note)) + note + pack("<I", checksum)
+            else:
+                middle += _NO_NOTE + pack("<I", checksum)
+            texts = pack("<H", len(own_id)) + own_id + pack("<H", len(middle)) + middle
+            if shape:
+                texts += pack("<B", len(digest)) + digest + pack("<I", len(shape)) + shape
+            else:
+                texts += _NO_SHAPE
+        head = plan.simple_head.pack(
+            given, flag, lease, keep, getrandbits(52) + 1, checksum, self._ahead, most, len(costs), *each
+        )
+        return plan.simple_settle if terms is None else plan.simple_hold, head + block + texts
 
     def _texts(self, root: bytes, terms: HoldTerms) -> bytes:
         """What only a new hold has: how many may be open, its note and its shape."""
@@ -126,33 +193,50 @@ class HoldRequest(Request[HoldAnswer]):
         )
 
     def read(self, row: list[int], at: i64, now: i64) -> i64:
-        status = row[at]
+        status: i64 = row[at]
         at += 1
-        try:
-            if status == _UNKNOWN:
-                raise UnknownHold(self._asks[0].key, self._hold_id)
-            if status == _TOO_MANY:
-                most = MAX_OPEN_HOLDS if self._terms is None else min(self._terms.most, MAX_OPEN_HOLDS)
-                refuse_more_holds(self._asks[0].key, most)
-            if status == _OTHER_LIMITS:
-                refuse_other_limits(self._asks, self._hold_id)
-            state, left, count = _STATES[row[at]], row[at + 1], row[at + 2]
-            at += 3 + count
-            costs = tuple(row[at - count : at])
-            if status == _OTHER_COSTS:
-                refuse_other_costs(self._asks, self._hold_id, state, costs, self._costs)
-            if status == _ENDED:
-                refuse_ended(self._asks, self._hold_id, state, costs, "extend")
-        except HoldError as error:
-            self.answer = error
-            return at
+        state: HoldState = OPEN
+        left = 0
+        costs: tuple[int, ...]
+        if self._simple:
+            status -= _SIMPLE
+            costs = tuple(self._costs)
+            if status == _HELD:
+                left = int(self._rest[2])
+            elif status == _DENIED:
+                state = DENIED
+            else:
+                state = CANCELLED if self._rest[1] == 1 else SETTLED
+                if self._rest[0] == 0:
+                    at += len(costs)
+                    costs = tuple(row[at - len(costs) : at])
+            before = costs
+        else:
+            try:
+                if status == _UNKNOWN:
+                    raise UnknownHold(self._asks[0].key, self._hold_id)
+                if status == _TOO_MANY:
+                    most = MAX_OPEN_HOLDS if self._terms is None else min(self._terms.most, MAX_OPEN_HOLDS)
+                    refuse_more_holds(self._asks[0].key, most)
+                if status == _OTHER_LIMITS:
+                    refuse_other_limits(self._asks, self._hold_id)
+                state, left, count = _STATES[row[at]], row[at + 1], row[at + 2]
+                at += 3 + count
+                costs = tuple(row[at - count : at])
+                if status == _OTHER_COSTS:
+                    refuse_other_costs(self._asks, self._hold_id, state, costs, self._costs)
+                if status == _ENDED:
+                    refuse_ended(self._asks, self._hold_id, state, costs, "extend")
+            except HoldError as error:
+                self.answer = error
+                return at
+            before = costs
+            if status == _FORCED and self._verb == b"x":
+                before = tuple(row[at : at + count])
+                at += count
         self._held = status == _HELD or (status == _FORCED and self._verb == b"h")
         if self._held and self._shape is not None:
             self._keys.shapes.note_stored(*self._shape)
-        before = costs
-        if status == _FORCED and self._verb == b"x":
-            before = tuple(row[at : at + count])
-            at += count
         parts, at = self._decide(row, at, now, status, before)
         decision = parts[0]
         if len(parts) > 1:
@@ -161,7 +245,7 @@ class HoldRequest(Request[HoldAnswer]):
         return at
 
     def _decide(
-        self, row: list[int], at: i64, now: i64, status: int, costs: Sequence[int]
+        self, row: list[int], at: i64, now: i64, status: i64, costs: Sequence[int]
     ) -> tuple[list[Decision], i64]:
         """The decision on each piece, and the position after them."""
         plan, denied, low = self._plan, status in (_DENIED, _FORCED), self._low
@@ -198,7 +282,8 @@ def hold_request(keys: Keys, asks: Sequence[Ask], low: int, terms: HoldTerms, *,
     costs = [ask.cost for ask in asks]
     flag = _GRANTED if granted else _FORCE if terms.forced else 0
     rest = (1, flag, terms.lease, terms.keep, terms.release)
-    return HoldRequest(keys, b"h", asks, low, terms.hold_id, costs, rest, terms)
+    simple = not granted and not terms.release
+    return HoldRequest(keys, b"h", asks, low, terms.hold_id, costs, rest, terms, simple)
 
 
 def settle_request(
@@ -207,8 +292,8 @@ def settle_request(
     """`HoldStore.settle`."""
     none = [0] * len(asks)
     if cancel:
-        return HoldRequest(keys, b"t", asks, low, hold_id, none, (1, 1, 0, 0, 0))
-    return HoldRequest(keys, b"t", asks, low, hold_id, costs or none, (costs is not None, 0, 0, 0, 0))
+        return HoldRequest(keys, b"t", asks, low, hold_id, none, (1, 1, 0, 0, 0), None, True)
+    return HoldRequest(keys, b"t", asks, low, hold_id, costs or none, (costs is not None, 0, 0, 0, 0), None, True)
 
 
 def extend_request(

@@ -16,6 +16,7 @@ from headgate.limits.budget import Budget, BudgetState
 from headgate.limits.clock import ManualClock
 from headgate.limits.decision import Decision, Limit, Rule, binding_of
 from headgate.limits.meter import Meter
+from headgate.limits.numbers import LARGEST
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.slots import Slots
 from headgate.limits.token_bucket import BucketState, TokenBucket
@@ -27,6 +28,7 @@ FORMAT: Final = "1"
 """The version of the stored format. It is part of every key."""
 
 _LONGEST_KEY: Final = 512  # bytes; longer ones are stored by their digest, so that nobody fills the server with them
+_MAX_SIMPLE: Final = 18  # limits of a hold in its short form: a script unpacks only so many numbers at once
 _MAX_CODECS: Final = 10_000  # so that nobody fills this process with limits
 _MARK_LENGTH: Final = len(FORMAT) + 1  # of the letter and the format at which the ending of a key begins
 
@@ -45,6 +47,8 @@ class LimitCodec:
         self.limit: Final = limit
         self.parts: Final = limit.parts
         self._kinds: Final[list[i64]] = []
+        self.simple = True
+        """Whether lua/lean.lua knows it."""
         self.endings: Final[list[bytes]] = []
         # By the calendar; there is at most one, since pieces are counted one by one.
         self._dated: Budget | Meter | None = None
@@ -58,9 +62,11 @@ class LimitCodec:
         if isinstance(part, TokenBucket):
             kind, spec = "b", b"b" + pack("<5d", *part.integers())
             self._kinds.append(_BUCKET)
+            self.simple = self.simple and part.integers()[3] == 1
         elif isinstance(part, SlidingWindow):
             kind, spec = "w", b"w" + pack("<3d", *part.integers(), 0)
             self._kinds.append(_WINDOW)
+            self.simple = False
         elif isinstance(part, Budget):
             self._kinds.append(_BUDGET)
             self.endings.append(encode(f"}}c{FORMAT}:{part.unit} {part.period or 'all'} {part.zone}:{name}"))
@@ -82,6 +88,25 @@ class LimitCodec:
         which = "" if len(self.parts) == 1 else f"#{len(self._kinds)}"
         self.endings.append(encode(f"}}{kind}{FORMAT}:{self.limit}{which}:{name}"))
         return spec
+
+    def numbers(self, now: "Moment") -> list[list[float]]:
+        """The four numbers of each part for lua/lean.lua."""
+        found: list[list[float]] = []
+        for part in self.parts:
+            if isinstance(part, TokenBucket):
+                _, unit, gain, _, full = part.integers()
+                found.append([unit, gain, full, 0])
+            elif isinstance(part, (Budget, Meter)):
+                periods = part.nearby(now.wall)[1:] if part.calendar else [0, 0, 0]
+                found.append([part.integers()[0] if isinstance(part, Budget) else 0, *periods])
+            else:
+                found.append([part.capacity, 0, 0, 0])
+        return found
+
+    @property
+    def letters(self) -> bytes:
+        """A letter for the kind of each part."""
+        return b"".join([b"fbwcsm"[kind : kind + 1] for kind in self._kinds])
 
     @property
     def calendar(self) -> bool:
@@ -122,6 +147,9 @@ class LimitCodec:
             elif kind == _BUDGET:
                 state = BudgetState(row[at], row[at + 1], ahead)
                 at += 2
+                wait = part.wait(state, now, cost)  # also if it has passed: the budget remembers its period then
+                decisions.append(part.decide(state, now, cost, i64(0) if passed else wait, low))
+                continue
             elif kind == _SLOTS:
                 assert isinstance(part, Slots)
                 if not passed and row[at] >= part.capacity:
@@ -165,6 +193,45 @@ class HoldPlan:
         first = asks[0]
         self.index: Final = (slots_ending if first.limit.counts_slots else open_ending)(first.name)
         self.hold: Final = hold_ending(first.name, "")
+        letters = b"".join([codec.letters for codec in self.codecs])
+        self.simple: Final = len(letters) <= _MAX_SIMPLE and all([codec.simple for codec in self.codecs])
+        """Whether it has a form for lua/lean.lua."""
+        self.simple_hold: Final = b"H" + letters
+        self.simple_settle: Final = b"T" + letters
+        self.simple_head: Final = Struct(f"<{9 + len(letters)}d")
+        self.costs: Final = Struct(f"<{len(asks)}I")
+        self.cost_places: Final[list[int]] = []
+        for place, codec in zip(self.places, self.codecs, strict=True):
+            self.cost_places.extend([place] * len(codec.parts))
+        place = 0
+        self._block: tuple[int, int, bytes] = (0, 0, b"")
+        self.meters: Final[list[int]] = []
+        """The places of meters' keys among those of all."""
+        for codec in self.codecs:
+            if codec.metered:
+                self.meters.append(place)
+            place += len(codec.endings)
+        self.days: list[bytes] = []
+        """The start of the current day of each meter, in digits, as of the last `block`."""
+
+    def block(self, now: "Moment") -> bytes:
+        """The numbers of all limits for lua/lean.lua, at a moment: they change with the periods of the calendar."""
+        first, last, found = self._block
+        if not first <= now.wall < last:
+            first, last = 0, LARGEST
+            numbers: list[float] = []
+            days: list[bytes] = []
+            for place, codec in zip(self.places, self.codecs, strict=True):
+                for row in codec.numbers(now):
+                    numbers.extend([place + 1, *row, 0, 0, 0, 0])
+                if codec.calendar:
+                    first, last = max(first, int(row[1])), min(last, int(row[2]))
+                if codec.metered:
+                    days.append(b"%d" % int(row[1]))
+            self.days = days
+            found = pack(f"<{len(numbers)}d", *numbers)
+            self._block = (first, last, found)
+        return found
 
     def spec(self, verb: bytes) -> bytes:
         found = self._specs.get(verb)
@@ -196,6 +263,8 @@ class Keys:
         self._specs: Final[dict[tuple[bytes, bytes, Backoff | None, bool], bytes]] = {}
         self._plans: Final[dict[tuple[object, ...], HoldPlan]] = {}
         self.shapes: Final = Shapes()
+        self.short_forms = True
+        """Whether requests about simple holds are sent in their short form; tests compare both."""
 
     def codec(self, name: str, limit: Limit) -> LimitCodec:
         found = self._codecs.get((name, limit))
@@ -247,7 +316,11 @@ class Keys:
 
     def start(self, ask: Ask) -> bytes:
         """The beginning of the stored keys of what an ask counts: those with a root are beside it."""
-        return self.root(ask.key) if not ask.root else self.root(ask.root) + b"}/" + _escaped_key(ask.key)
+        return self.root(ask.key) if not ask.root else self.below(self.root(ask.root), ask.key)
+
+    def below(self, root: bytes, key: str) -> bytes:
+        """The beginning of the stored keys of a key beside a root, which is given as it is stored."""
+        return root + b"}/" + _escaped_key(key)
 
     def root_of(self, stored: bytes) -> str:
         """The root, or the plain key, of a stored key."""
@@ -284,8 +357,10 @@ class Keys:
         ending = stored[len(self._start) :].partition(b"}")[2]
         if ending.startswith(b"/"):  # the key, after its root
             ending = ending.partition(b"}")[2]
+        if ending[:1] not in (b"b", b"w", b"c", b"s"):  # others need not be text
+            return []
         kind, _, text = ending.decode("utf-8", "surrogatepass").partition(":")
-        if len(kind) != _MARK_LENGTH or kind[0] not in "bwcs" or kind[1:] != FORMAT:
+        if len(kind) != _MARK_LENGTH or kind[1:] != FORMAT:
             return []
         if kind[0] == "c":  # the unit may have a colon in it
             text = text.partition(" ")[2]

@@ -39,6 +39,11 @@ class HoldOutage:
         self._clock: Final = clock
         self._bookings: Final = bookings
 
+    @property
+    def has_bookings(self) -> bool:
+        """Whether anything is still to be booked."""
+        return self._bookings is not None and len(self._bookings) > 0
+
     def waits(self, asks: Sequence[Ask], hold_id: str) -> bool:
         """Whether something about a hold is still to be booked."""
         return len(self._waiting(_about(asks, hold_id))) > 0

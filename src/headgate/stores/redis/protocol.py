@@ -165,6 +165,11 @@ def counted_names(codecs: list[LimitCodec], names: list[bytes], keys: list[str])
     return found
 
 
+def are_distinct(asks: Sequence[Ask]) -> bool:
+    """Whether no two asks have the same name and key: then their stored keys differ."""
+    return len({(ask.name, ask.key) for ask in asks}) == len(asks)
+
+
 def field_of(text: str) -> bytes:
     """A text for the script, after its length."""
     found = encode(text)

@@ -37,6 +37,6 @@ _MODULES: Final = (
 _DECIDE: Final = "\n".join(
     [part("shared.lua"), *[_module(name, part(f"{name}.lua")) for name in _MODULES], part("decide.lua")]
 )
-_LEAN: Final = _function("lean", part("lean.lua"))
+_LEAN: Final = f"local others\nlocal lean\nlean = function(...)\n{part('lean.lua')}end\n"
 SOURCE: Final = "\n".join([part("common.lua"), _LEAN, _function("decide", _DECIDE), part("plain.lua")]).encode()
 DIGEST: Final = hashlib.sha1(SOURCE).hexdigest().encode()  # noqa: S324 - it is the name under which servers keep it

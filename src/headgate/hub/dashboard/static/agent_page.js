@@ -1,7 +1,8 @@
 // The page of one agent: what it does, what it is denied, its limits and connections. It is fetched again while open.
 
 import { ceiling, Spark } from "./charts.js";
-import { byId, element, figures, fillRows, plural, rateText, setAttribute, setText, setVisible, timeText } from "./dom.js";
+import { byId, element, figures, fillRows, fromTemplate, plural, rateText, setAttribute, setText, setVisible, timeText } from "./dom.js";
+import { amountText, budgetOf, drawBudget, resetText } from "./budget.js";
 import { drawMeter, drawState, stateNode, usedText } from "./state.js";
 
 const REFRESH_MS = 2000; // between two requests
@@ -116,7 +117,42 @@ export class AgentPage {
     setText(byId("agent-task"), detail.tasks.held ?? "none");
     setText(byId("agent-created"), plural(detail.tasks.created, "unfinished task"));
     drawLimits(detail);
+    drawAccounts(detail);
   }
+}
+
+/** What the accounts above the agent have left, and what it holds. */
+function drawAccounts({ account, account_limits: limits, holds }) {
+  setVisible(byId("agent-accounts"), limits.length > 0 || holds.length > 0 || Boolean(account && !account.startsWith("-/")));
+  setText(byId("agent-path"), account);
+  setVisible(byId("account-limits"), limits.length > 0);
+  setVisible(byId("no-account-limits"), !limits.length);
+  const body = byId("account-limits").tBodies[0];
+  while (body.rows.length > limits.length) body.lastElementChild.remove();
+  while (body.rows.length < limits.length) body.append(accountRow());
+  limits.forEach((limit, at) => {
+    const row = body.rows[at];
+    setText(row.cells[0].firstElementChild, limit.account);
+    row.cells[0].title = limit.level;
+    const used = row.querySelector(".use");
+    setText(used.lastElementChild, drawBudget(used.firstElementChild, budgetOf(limit)));
+    const texts = [amountText(limit.spent), amountText(limit.held), amountText(limit.left), limit.limit, resetText(limit)];
+    setText(row.cells[1], `${limit.resource}${limit.tool && ` by ${limit.tool}`}`);
+    texts.forEach((text, place) => setText(row.cells[place + 3], text));
+  });
+  drawTable("holds", holds, ({ hold_id: id, session, tool, state, costs, lease_left: left }) => {
+    const reserved = Object.entries(costs).map(([resource, cost]) => `${amountText(cost)} ${resource}`);
+    const lease = state === "open" ? `${figures.format(left)} s` : "expired";
+    return [id, session || "–", tool || "–", reserved.join(", "), lease];
+  });
+}
+
+function accountRow() {
+  const row = fromTemplate("account-template");
+  row.cells[0].replaceChildren(element("bdi"));
+  row.cells[0].firstElementChild.dir = "auto";
+  row.lastElementChild.remove(); // limits are changed in the list of accounts
+  return row;
 }
 
 function drawBlock({ blocked, blocked_until: until, blocked_reason: reason }) {

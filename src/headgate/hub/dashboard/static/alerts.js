@@ -2,7 +2,7 @@
 
 import { byId, figures, fromTemplate, placeChildren, plural, setAttribute, setText, setVisible, timeText } from "./dom.js";
 import { notify, toast } from "./toasts.js";
-import { agentLink } from "./view.js";
+import { accountLink, agentLink } from "./view.js";
 
 const FEW = 3; // alerts that fit without a list of their own
 const ALL = 1000; // alerts that are requested
@@ -11,14 +11,20 @@ const REFRESH_MS = 2000; // between two requests for all alerts
 /** An alert that is raised again is announced again. */
 const key = ({ alert_id, times }) => `${alert_id} ${times}`;
 
+const whoOf = (alert) => alert.account ?? alert.agent_id;
+const linkOf = (alert) => (alert.account ? accountLink(alert.account) : agentLink(alert.agent_id));
+const percentText = ({ share }) => `${Math.round(share * 100)} %`;
+
 function describe(alert) {
+  if (alert.account) return `${percentText(alert)} of ${alert.limit}${alert.tool && ` by ${alert.tool}`} used`;
   const minutes = alert.within / 60;
   const within = minutes >= 1 ? `${minutes} min` : `${alert.within} s`;
   return `${alert.violations} violations within ${within}${alert.times > 1 ? `, ${alert.times} times over` : ""}`;
 }
 
 /** What was denied, and from where. */
-function denied({ actions, address }) {
+function denied({ actions, address, ...alert }) {
+  if (alert.account) return `of ${alert.limit}${alert.tool && ` by ${alert.tool}`}`;
   const named = actions.map(({ channel, action }) => `${channel} ${action}`.trim()).join(", ");
   return named && address ? `${named} from ${address}` : named || address;
 }
@@ -29,6 +35,7 @@ export class Alerts {
   #seen = null; // known alerts; null before the first snapshot
   #toasts = new Map(); // by alert
   #rows = new Map(); // by alert
+  #lists = { alerts: [], account_alerts: [] }; // of agents and of accounts, as they were sent last
   #recent = [];
   #all = null; // as the hub has answered, while all are shown
   #asked = 0;
@@ -42,8 +49,12 @@ export class Alerts {
     });
   }
 
-  /** The alerts of a frame, open and resolved, newest first. */
-  update(alerts) {
+  /** The alerts of a frame, open and resolved, newest first; it has only those lists that have changed. */
+  update(frame) {
+    if (!frame.alerts && !frame.account_alerts) return;
+    for (const name of Object.keys(this.#lists)) this.#lists[name] = frame[name] ?? this.#lists[name];
+    const alerts = Object.values(this.#lists).flat();
+    alerts.sort((one, other) => other.raised_at - one.raised_at);
     const fresh = this.#seen ? alerts.filter((alert) => !alert.resolved_at && !this.#seen.has(key(alert))) : [];
     this.#seen = new Set(alerts.map(key));
     this.#recent = alerts;
@@ -58,6 +69,7 @@ export class Alerts {
   /** Forget everything: another user may sign in next. */
   clear() {
     [this.#seen, this.#recent] = [null, []];
+    this.#lists = { alerts: [], account_alerts: [] };
     this.#expand(false);
     this.#toasts.clear();
     byId("toasts").replaceChildren();
@@ -101,8 +113,8 @@ export class Alerts {
     if (!this.#api.signedIn) return;
     this.#asked = Date.now();
     try {
-      const { alerts } = await this.#api.fetch("GET", `alerts?limit=${ALL}`);
-      if (byId("alerts-panel").dataset.all === "true") this.#all = alerts;
+      const found = await this.#api.fetch("GET", `alerts?limit=${ALL}`);
+      if (byId("alerts-panel").dataset.all === "true") this.#all = [...found.alerts, ...found.account_alerts];
       setText(byId("alerts-error"), "");
       this.draw(this.#open);
     } catch (error) {
@@ -111,17 +123,17 @@ export class Alerts {
   }
 
   #announce(alert) {
-    const text = `${alert.agent_id}: ${describe(alert)}`;
+    const text = `${whoOf(alert)}: ${describe(alert)}`;
     this.#toasts.get(alert.alert_id)?.remove();
-    this.#toasts.set(alert.alert_id, toast(text, alert.agent_id));
-    notify(text, alert.alert_id);
+    this.#toasts.set(alert.alert_id, toast(text, whoOf(alert), linkOf(alert)));
+    notify(alert.account ? "a budget" : "many violations", text, alert.alert_id);
   }
 }
 
 function newRow(alert) {
   const node = fromTemplate("alert-template");
-  setText(node.querySelector("bdi"), alert.agent_id);
-  setAttribute(node.querySelector("a"), "href", agentLink(alert.agent_id));
+  setText(node.querySelector("bdi"), whoOf(alert));
+  setAttribute(node.querySelector("a"), "href", linkOf(alert));
   node.querySelector("time").dateTime = new Date(alert.raised_at * 1000).toISOString();
   return node;
 }
@@ -130,7 +142,7 @@ function drawRow(node, alert) {
   const open = !alert.resolved_at;
   setAttribute(node, "data-open", open);
   setText(node.querySelector(".mark"), open ? "open" : "resolved");
-  setText(node.querySelector("b"), plural(alert.total, "violation"));
+  setText(node.querySelector("b"), alert.account ? percentText(alert) : plural(alert.total, "violation"));
   node.querySelector("b").title = describe(alert);
   setText(node.querySelector(".what"), denied(alert));
   const since = timeText(alert.raised_at);

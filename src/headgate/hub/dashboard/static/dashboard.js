@@ -1,5 +1,7 @@
 // The dashboard: frames of the hub, signing in, and the view that the user has chosen.
 
+import { AccountChanges } from "./account_changes.js";
+import { Accounts } from "./accounts.js";
 import { AgentPage } from "./agent_page.js";
 import { Agents } from "./agents.js";
 import { Alerts } from "./alerts.js";
@@ -30,6 +32,8 @@ const page = new AgentPage(agents, api, () => summary && view.agent && draw());
 const changes = new Changes(api, page);
 const timeline = new Timeline();
 const alerts = new Alerts(api);
+const accounts = new Accounts((account) => choose({ account }));
+const accountChanges = new AccountChanges(api);
 const live = new Live({ onFrame, onState, onRefused });
 
 // Frames of the hub ---------------------------------------------------------------------------------------------------
@@ -46,12 +50,14 @@ function onFrame(frame) {
     setText(byId("who"), frame.name && `${frame.name}${frame.admin ? "" : ", viewer"}`);
     timeline.load(frame);
     agents.load(frame);
+    accounts.load(frame);
   } else {
     timeline.update(frame);
     agents.update(frame);
+    accounts.update(frame);
   }
   if (frame.summary) summary = frame.summary;
-  if (frame.alerts) alerts.update(frame.alerts); // at once: notifications are for hidden pages
+  alerts.update(frame); // at once: notifications are for hidden pages
   drawTitle();
   scheduleDraw();
 }
@@ -74,6 +80,7 @@ function draw() {
     drawSummary(summary);
     timeline.draw();
     alerts.draw(summary.open_alerts);
+    accounts.draw(agents.admin);
     list.draw();
   }
   refreshTip();
@@ -104,6 +111,7 @@ function signIn(given, byHand = false) {
 function onRefused({ error, detail, retry_after_ms: wait }) {
   store("token", "", "sessionStorage");
   alerts.clear();
+  accounts.load({ accounts: [], more_accounts: 0, accounts_age: 0 });
   list.reset();
   page.open(view.agent);
   [summary, lastFrame] = [null, 0];
@@ -162,6 +170,7 @@ function applyView() {
     byId("sort").value = view.sort.replace("-", "");
     for (const input of byId("filters").elements) if (input.name) input.checked = input.value === view.show;
     list.show(view);
+    accounts.show(view.account);
   }
   drawTitle();
   if (summary) draw();
@@ -169,15 +178,20 @@ function applyView() {
 
 /** Go to the view of the address. A token in it is removed from the address at once, and returned. */
 function followAddress() {
-  const before = view.agent;
+  const [before, account] = [view.agent, view.account];
   const { token: given, ...wanted } = readView(location.hash);
   if (!before && wanted.agent) left = scrollY;
   view = wanted;
   if (view.agent !== before) {
     page.open(view.agent);
     changes.reset();
+    accountChanges.close();
   }
   applyView();
+  if (!view.agent && view.account && view.account !== account) {
+    byId("account-search").focus(); // an alert leads here
+    return given;
+  }
   if (view.agent === before) return given;
   scrollTo(0, view.agent ? 0 : left);
   if (view.agent) byId("agent-title").focus({ preventScroll: true });

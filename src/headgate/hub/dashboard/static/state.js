@@ -32,14 +32,14 @@ export function drawState(node, agent) {
 const isCounted = ({ capacity }) => capacity > 0 && capacity <= LARGEST;
 
 /** Green below half, yellow up to and including four fifths, red above. Exact, in whole tokens. */
-function level({ remaining, capacity }) {
+export function level({ remaining, capacity }) {
   const used = capacity - remaining;
   if (used * 5 > capacity * 4 || capacity === 0) return "red";
   return used * 2 >= capacity ? "yellow" : "green";
 }
 
 /** The used share in whole percent, on the same side of the thresholds as the colour. */
-function percent(usage) {
+export function percent(usage) {
   if (usage.capacity === 0) return 100;
   const whole = Math.floor(((usage.capacity - usage.remaining) * 100) / usage.capacity);
   return level(usage) === "red" ? Math.max(whole, 81) : whole;
@@ -69,6 +69,11 @@ export function drawMeter(meter, usage) {
   setAttribute(meter, "data-level", usage ? level(usage) : "none");
   setAttribute(meter, "aria-valuenow", usage ? percent(usage) : 0);
   setAttribute(meter, "aria-valuetext", usageText(usage));
+  drawBar(meter, usage);
+}
+
+/** The bar of a meter, as wide as the share that is used. */
+export function drawBar(meter, usage) {
   const share = usage ? (usage.capacity ? 1 - usage.remaining / usage.capacity : 1) : 0;
   const wide = `${Math.round(share * 1000) / 10}%`;
   const bar = meter.firstElementChild;

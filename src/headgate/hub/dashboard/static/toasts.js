@@ -2,19 +2,18 @@
 
 import { byId, element, fromTemplate, setAttribute, setText, setVisible } from "./dom.js";
 import { store, stored } from "./storage.js";
-import { agentLink } from "./view.js";
 
 const MOST_TOASTS = 3;
 
-/** Show a notice until it is dismissed or displaced by newer ones. With an agent, it leads to the agent's page. */
-export function toast(text, agent = "") {
+/** Show a notice until it is dismissed or displaced by newer ones. With a name and an address, it leads there. */
+export function toast(text, name = "", href = "") {
   const node = fromTemplate("toast-template");
   const words = node.querySelector("p");
   setText(words, text);
-  if (agent) {
+  if (href) {
     const link = element("a", "Show", "link");
-    setAttribute(link, "href", agentLink(agent));
-    setAttribute(link, "aria-label", `Show ${agent}`);
+    setAttribute(link, "href", href);
+    setAttribute(link, "aria-label", `Show ${name}`);
     words.append(" ", link);
   }
   node.querySelector("button").addEventListener("click", () => node.remove());
@@ -27,10 +26,10 @@ export function toast(text, agent = "") {
 const allowed = () => "Notification" in window && Notification.permission === "granted" && stored("notify") === "on";
 
 /** Notify by the browser, if the user wants that. */
-export function notify(text, tag) {
+export function notify(title, text, tag) {
   if (!allowed()) return;
   try {
-    new Notification("headgate: many violations", { body: text, tag, renotify: true });
+    new Notification(`headgate: ${title}`, { body: text, tag, renotify: true });
   } catch {
     // some phones allow only service workers to notify; the page shows a notice anyway
   }

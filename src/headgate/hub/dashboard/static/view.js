@@ -7,6 +7,9 @@ const LISTS = ["table", "cards"];
 /** The fragment of an agent's page. */
 export const agentLink = (name) => `#${new URLSearchParams({ agent: name })}`;
 
+/** The fragment of the list, with the accounts of a path. */
+export const accountLink = (path) => `#${new URLSearchParams({ account: path })}`;
+
 /** The view in a fragment. `token` is there if the fragment is that of a link to sign in. */
 export function readView(fragment) {
   const given = new URLSearchParams(fragment.slice(1));
@@ -15,6 +18,7 @@ export function readView(fragment) {
   return {
     agent: given.get("agent") ?? "",
     search: given.get("search") ?? "",
+    account: given.get("account") ?? "", // part of a path
     show: known("show", Object.keys(FILTERS), "all"),
     sort: known("sort", [...sorts, ...sorts.map((name) => `-${name}`)], "urgency"), // -: the other way round
     list: known("list", LISTS, ""), // "": by the number of agents
@@ -23,8 +27,9 @@ export function readView(fragment) {
 }
 
 /** The fragment of the list in a view. */
-export function listLink({ search, show, sort, list }) {
+export function listLink({ account, search, show, sort, list }) {
   const wanted = new URLSearchParams();
+  if (account) wanted.set("account", account);
   if (search) wanted.set("search", search);
   if (show !== "all") wanted.set("show", show);
   if (sort !== "urgency") wanted.set("sort", sort);

@@ -1,7 +1,8 @@
 -- Agents and the digests of their tokens, changed in one step.
 --
 -- KEYS: the agents (a hash: when each was registered, a space, and the digest of its token or nothing); the owners of
--- digests (a hash); the names (a sorted set, all with score 0); invitations (a hash: when each was made, by digest);
+-- digests (a hash); the names (a sorted set, all with score 0); invitations (a hash by digest: when
+-- each was made, and perhaps a space and a note);
 -- when tokens were changed last (a sorted set, microseconds that only go forward); the generation of the data.
 -- ARGV: the verb; the expected generation, or nothing; how many agents and which newest change there are at least; the
 -- agent; then the verb's arguments. 'state' has none of them.

@@ -1,7 +1,6 @@
 -- Shared by the other parts. Together they are one script: this file first, plain.lua last, and between them lean.lua as a
--- function that is called for holds, and decide.lua as one that is called when a request isn't plain, or a hold isn't
--- simple; the others are functions in that. Every function and table that the script makes costs time in every call, and
--- nearly all calls are plain.
+-- function for holds that are simple, and decide.lua as one for requests that aren't plain; the others are functions in
+-- that. Every function and table that the script makes costs time in every call, and nearly all calls are plain.
 --
 -- KEYS: the keys of every request, in their order.
 -- ARGV: the time in microseconds, or "" for the server's; milliseconds that are added to every expiry; then for each
@@ -9,7 +8,8 @@
 -- The answer is a list of whole numbers: the time; whether the clock was seen to have stepped back; and for each
 -- request a status followed by the numbers of the verb. The status is 1 (done, or passed), 0 (denied), or another of
 -- the verb. Below 0 nothing was done, and nothing follows: -1 the value of a key isn't ours; ask again, -2 with other
--- periods of the calendar, or -3 since a call gives back only so much of what holds have taken.
+-- periods of the calendar, -3 since a call gives back only so much of what holds have taken, or -4 in the form for holds
+-- that aren't simple.
 --
 -- A spec: a letter for the verb; for each limit a letter for its kind, followed by its numbers as little-endian doubles
 -- (after an 'a' if it is the first of an ask, where this matters); 'o' and the numbers of a backoff, if violations are
@@ -17,7 +17,7 @@
 
 local floor, min, max = math.floor, math.min, math.max
 local packed, unpacked = struct.pack, struct.unpack
-local call, try, pcall = redis.call, pcall, redis.pcall
+local call, try, pcall, KEYS, ARGV = redis.call, pcall, redis.pcall, KEYS, ARGV
 
 local LARGEST = 9007199254740991 -- 2^53 - 1
 
@@ -32,8 +32,9 @@ else
   now, patience = tonumber(ARGV[1]), math.huge
 end
 
--- The answer grows at its end.
-local answer, length = { now, 0 }, 2
+-- The answer grows at its end. A table that is made with room for a check's takes less time than one that grows; what is
+-- left of that is sent, too, and nobody reads it.
+local answer, length = { now, 0, 0, 0, 0 }, 2
 
 -- Whether two numbers can be ours.
 local function are_whole(one, other)

@@ -1,79 +1,479 @@
 -- Holds and settlements whose limits are simple ones: buckets at a tick of a microsecond, budgets, slots, meters, and what
--- is unlimited or blocked. Nearly all are. This is the work of holds.lua and of the limits' parts without their tables
--- and functions. Whatever isn't simple is left to them before anything is written: costs that come back, windows, tokens
--- drawn ahead, leases that have ended, records of another form, ids that are known.
+-- is unlimited or blocked. Nearly all are. This is the work of holds.lua and of the limits' parts, in a form that needs few
+-- tables and functions: each of those takes time. Where something else isn't simple (an id that is known, a lease that has
+-- ended, a record of another form, tokens drawn ahead, costs that come back, a period that is over), nothing is written,
+-- and the answer is -4: ask again in the other form.
+--
+-- A spec: 'H' or 'T', and a letter for the kind of each limit. The numbers: nine doubles (whether costs are given; whether
+-- it is a cancel, or is granted whatever is left (2); the lease; for how long it is remembered; a random number; the
+-- checksum of its limits; what to add to the time to get that of day; how many may be open; and the number of asks); the
+-- cost of each limit; for each limit nine (which ask it belongs to; four that depend on the kind, see below; and four
+-- places to work in); and the id, what follows the head in the record (without where it was counted), the digest of the shape and the shape,
+-- if it is to be stored, and the fields of meters. The answer is the status (HELD, DENIED or AS_NOW, of holds.lua, and 10);
+-- after AS_NOW the costs, if none are given; and the reports.
+--
+-- The four numbers of a bucket: its unit, gain, and capacity in units; of a budget: its amount, and the start and end of
+-- the current period and the end of the next one (0 without periods); of a meter the same, and its key is that of the
+-- current day; of slots their count.
 
-local byte, sub, rep, fmod = string.byte, string.sub, string.rep, math.fmod
-local BUCKET, BUDGET, METER, SLOTS = 98, 99, 109, 115 -- letters
-local MOST, GROWN = 16, 24 -- entries of a bucket's headrooms: see headroom.lua
-local METERED = 34560000000000 -- microseconds for which a day of a meter is kept
-local specs = {} -- that were read, by their text
+local variant = ...
 
-local function read(text)
-  local kinds, places, ones, gains, fulls = {}, {}, {}, {}, {}
-  local count, asks, marks, at = 0, 0, 0, 2
-  while at <= #text do
-    local letter = byte(text, at)
-    at = at + 1
-    if letter == 97 then -- an ask begins
-      asks = asks + 1
-    else
-      count = count + 1
-      kinds[count], places[count] = letter, asks
-      if letter == BUCKET then
-        local tick, _
-        _, ones[count], gains[count], tick, fulls[count] = unpacked('<ddddd', text, at)
-        if tick ~= 1 then
-          return false
-        end
-        marks, at = marks + 1, at + 40
-      elseif letter == BUDGET then
-        ones[count], gains[count] = unpacked('<dd', text, at)
-        marks, at = marks + 1, at + 16
-      elseif letter == METER then
-        gains[count], marks = 1, marks + 1
-      elseif letter == SLOTS or letter == 102 then
-        ones[count], at = unpacked('<d', text, at), at + 8
-      else
+if variant == 1 then
+
+  -- One bucket alone.
+  return function(verb, numbers, next_key)
+    local given, flag, lease, keep, base, checksum, _, most, _, cost, _, unit, gain, full, _, _, _, _, _, id, middle,
+      digest, shape = unpacked('<dddddddddddddddddddI2c0I2c0Bc0I4c0', numbers)
+    local key, index, name = KEYS[next_key], KEYS[next_key + 1], KEYS[next_key + 2]
+    local found = call('MGET', key, name)
+    local stored, record, level, size = found[1], found[2], full, 16
+    if stored then
+      size = #stored
+      if size % 24 ~= 16 then
         return false
       end
+      local stamp
+      level, stamp = unpacked('<dd', stored)
+      local gained = (now - stamp) * gain
+      if not are_whole(level, stamp) or level > full or gained < 0 or gained > LARGEST
+        or size > 16 and (unpacked('<d', stored, 17) >= 0 or unpacked('<d', stored, size - 23) >= 0) then
+        return false -- it has tokens drawn ahead, or costs that come back
+      end
+      level = min(level + gained, full)
+    elseif call('EXISTS', key) > 0 then
+      return false
     end
+    if verb == 'H' then
+      local card, left = pcall('ZCARD', index), level - cost * unit
+      if record or type(card) == 'table' or card >= most then
+        return false
+      elseif left < 0 or cost == 0 and level < unit then
+        if flag == 2 then
+          return false
+        end
+        answer[length + 1], answer[length + 2], answer[length + 3] = 10, level, now
+        length = length + 3
+        return true
+      end
+      local last = -1
+      if cost == 0 then
+        stored = nil
+      elseif size == 16 then
+        last = base + 1
+        stored = packed('<dddddddd', left, now, -last, 0, base, -last, full - left, 1)
+      else
+        others = others or { lean(3) }
+        stored, last = others[1](stored, full - level, left, full - left, base)
+        if not stored then
+          return false
+        end
+      end
+      local finish, forgotten = now + lease, milliseconds(lease + keep)
+      record = packed('<BBBdd', 1, flag == 2 and 8 or 0, 1, finish, keep) .. middle .. packed('<d', last)
+      if full - left > LARGEST or not call('SET', name, record, 'PX', forgotten, 'NX') then
+        return false
+      end
+      call('ZADD', index, finish, id)
+      if card == 0 or call('PTTL', index) < forgotten then
+        call('PEXPIRE', index, forgotten + min(forgotten, 60000))
+      end
+      if stored then
+        call('SET', key, stored, 'PX', milliseconds((full - left) / gain))
+      end
+      if shape ~= '' or card > 64 and now % 4 == 0 then
+        others = others or { lean(3) }
+        others[3](index, name, id, keep, digest, shape)
+      end
+      answer[length + 1], answer[length + 2], answer[length + 3] = 11, left, now
+      length = length + 3
+      return true
+    end
+    if not record or #record < 38 then
+      return false
+    end
+    local state, flags, asks, finish, held_keep, held, digest_size = unpacked('<BBBddI4B', record)
+    local low, high = string.byte(record, 25 + digest_size, 26 + digest_size)
+    if state ~= 1 or flags % 8 ~= 0 or asks ~= 1 or not high or #record ~= 38 + digest_size + low + 256 * high
+      or not (finish > now and finish <= LARGEST) then
+      return false
+    end
+    local limits, serial = unpacked('<I4d', record, #record - 11)
+    local actual, changed = given == 1 and cost or held, false
+    if limits ~= checksum then
+      return false
+    elseif size > 16 then
+      local change, head, _, lowest = actual - held, unpacked('<ddd', stored, 17)
+      local entry, room, holds = unpacked('<ddd', stored, size - 23)
+      room = min(room, full - level)
+      -- It is easy if the hold has the last of the headrooms for itself, and what it gives back leaves the others alone.
+      local back = -change * unit
+      if -change > (room - math.fmod(room, unit)) / unit then
+        back = room
+      end
+      if holds == 1 and entry == -serial and serial > lowest and serial <= -head and change <= 0
+        and (size == 64 or size > 64 and unpacked('<d', stored, size - 39) <= room - back) then
+        level = level + back
+        changed = packed('<dd', level, now)
+        if size > 64 then
+          changed = changed .. string.sub(stored, 17, size - 24)
+        end
+      else
+        others = others or { lean(3) }
+        level, changed = others[2](stored, level, full, unit, change, serial)
+        if not level then
+          return false
+        end
+      end
+    elseif actual > held then
+      level = level - (actual - held) * unit
+      changed = packed('<dd', level, now)
+    end
+    if level < -LARGEST or level > full or pcall('ZREM', index, id) ~= 1 then
+      return false
+    end
+    if changed and level < full then
+      call('SET', key, changed, 'PX', milliseconds((full - level) / gain))
+    elseif changed then
+      call('DEL', key)
+    end
+    state = flag == 1 and 3 or 2
+    record = packed('<BBBddI4', state, flags, 1, now, held_keep, actual) .. string.sub(record, 24, #record - 12)
+    call('SET', name, record, 'PX', milliseconds(held_keep))
+    answer[length + 1] = 16
+    length = length + 1
+    if given == 0 then
+      length = length + 1
+      answer[length] = actual
+    end
+    answer[length + 1], answer[length + 2] = level, now
+    length = length + 2
+    return true
   end
-  return {
-    count = count, asks = asks, marks = marks, kinds = kinds, places = places, ones = ones, gains = gains, fulls = fulls,
-    costs = '<' .. rep('d', asks), head = '<BBBdd' .. rep('I4', asks) .. 'Bc0I2c0',
-    record = '<' .. rep('I4', asks) .. 'Bc0I2c0I4' .. rep('d', marks),
-  }
+
+elseif variant == 2 then
+
+  -- Any limits. Return the number of the keys, or false.
+  return function(verb, text, numbers, next_key)
+    local count = #text - 1
+    local size = 9 + 10 * count
+    local all = { unpacked('<' .. string.rep('d', size) .. 'I2c0I2c0Bc0I4c0', numbers) }
+    local lease, keep, ahead, asks, id = all[3], all[4], all[7], all[9], all[size + 1]
+    local texts, width = all[size + 5], 2
+    for i = 2, count + 1 do
+      width = width + (string.byte(text, i) == 102 and 0 or 1)
+    end
+    local found = call('MGET', unpack(KEYS, next_key, next_key + width - 1))
+    local index, name, record = KEYS[next_key + width - 2], KEYS[next_key + width - 1], found[width]
+    local is_hold, moment, place, absent = verb == 'H', now + ahead, 0, nil
+    if is_hold == (record and true or false) then
+      return false
+    end
+
+    -- Load the limits: into the 6th place what is left of a bucket, or used of another; into the 7th the start.
+    local passes = true
+    for i = 2, count + 1 do
+      local kind, at = string.byte(text, i), 9 * i + count - 9
+      local least = all[8 + i]
+      least = least > 1 and least or 1
+      if kind == 98 then
+        place = place + 1
+        local stored, level, full = found[place], all[at + 4], all[at + 4]
+        if stored then
+          local stamp
+          local long = #stored
+          if long % 24 ~= 16 then
+            return false
+          end
+          level, stamp = unpacked('<dd', stored)
+          local gained = (now - stamp) * all[at + 3]
+          if not are_whole(level, stamp) or level > full or gained < 0 or gained > LARGEST
+            or long > 16 and (unpacked('<d', stored, 17) >= 0 or unpacked('<d', stored, long - 23) >= 0) then
+            return false
+          end
+          level = min(level + gained, full)
+        else
+          absent = absent or {}
+          absent[#absent + 1] = KEYS[next_key + place - 1]
+        end
+        all[at + 6], all[at + 7] = level, now
+        passes = passes and least * all[at + 2] <= level
+      elseif kind == 99 then
+        place = place + 1
+        local stored, start, used, first = found[place], 0, 0, all[at + 3]
+        if stored then
+          if #stored ~= 16 then
+            return false
+          end
+          start, used = unpacked('<dd', stored)
+          if not are_whole(start, used) then
+            return false
+          end
+        else
+          absent = absent or {}
+          absent[#absent + 1] = KEYS[next_key + place - 1]
+        end
+        if first > 0 or all[at + 4] > 0 then
+          if moment < first or moment >= all[at + 4] or start > all[at + 4] then
+            return false
+          elseif start < first then
+            start, used = first, 0
+          end
+        end
+        all[at + 6], all[at + 7] = used, start
+        passes = passes and least <= all[at + 2] - used
+      elseif kind == 109 then
+        place = place + 1
+        if moment < all[at + 3] or moment >= all[at + 4] then
+          return false
+        end
+      elseif kind == 115 then
+        place = place + 1
+        local used = pcall('ZCOUNT', KEYS[next_key + place - 1], string.format('(%.0f', now), '+inf')
+        if type(used) == 'table' then
+          return false
+        end
+        all[at + 6] = used
+        passes = passes and used < all[at + 2]
+      else
+        passes = passes and all[at + 2] > 0
+      end
+    end
+    if absent and call('EXISTS', unpack(absent)) > 0 then -- not a string
+      return false
+    end
+
+    -- What becomes of them: into the 8th place what is to be stored, and into the 9th by how much a cost changes.
+    local status, marks, card, held = 11, '', nil, nil
+    place = 0
+    if is_hold then
+      card = pcall('ZCARD', index)
+      if type(card) == 'table' or card >= all[8] then
+        return false
+      elseif not passes then
+        if all[2] == 2 then
+          return false
+        end
+        status = 10
+      else
+        for i = 2, count + 1 do
+          local kind, at = string.byte(text, i), 9 * i + count - 9
+          local cost, mark = all[8 + i], -1
+          place = place + (kind == 102 and 0 or 1)
+          all[at + 9] = cost
+          if kind == 98 then
+            if cost > 0 then
+              local stored, level, full = found[place], all[at + 6], all[at + 4]
+              local left = level - cost * all[at + 2]
+              if full - left > LARGEST then
+                return false
+              elseif not stored or #stored == 16 then
+                mark = all[5] + 1
+                stored = packed('<dddddddd', left, now, -mark, 0, all[5], -mark, full - left, 1)
+              else
+                others = others or { lean(3) }
+                stored, mark = others[1](stored, full - level, left, full - left, all[5])
+                if not stored then
+                  return false
+                end
+              end
+              all[at + 6], all[at + 8] = left, stored
+            end
+            marks = marks .. packed('<d', mark)
+          elseif kind == 99 then
+            if cost > 0 then
+              all[at + 6] = all[at + 6] + cost
+              all[at + 8] = packed('<dd', all[at + 7], all[at + 6])
+            end
+            marks = marks .. packed('<d', all[at + 7])
+          elseif kind == 109 then
+            all[at + 7] = all[at + 3]
+            marks = marks .. packed('<d', all[at + 3])
+          elseif kind == 115 then
+            all[at + 6] = all[at + 6] + 1
+          end
+        end
+        local forgotten = milliseconds(lease + keep)
+        record = packed('<BBBdd', 1, all[2] == 2 and 8 or 0, asks, now + lease, keep) .. all[size + 2] .. marks
+        if not call('SET', name, record, 'PX', forgotten, 'NX') then
+          return false
+        end
+        call('ZADD', index, now + lease, id)
+        if card == 0 or call('PTTL', index) < forgotten then
+          call('PEXPIRE', index, forgotten + min(forgotten, 60000))
+        end
+        if all[size + 4] ~= '' or card > 64 and now % 4 == 0 then
+          others = others or { lean(3) }
+          others[3](index, name, id, keep, all[size + 3], all[size + 4])
+        end
+      end
+    else
+      status = 16
+      local head, long = 19 + 4 * asks, #record
+      if long < head + 7 then
+        return false
+      end
+      local state, flags, held_asks, finish, held_keep = unpacked('<BBBdd', record)
+      local digest_size = string.byte(record, head + 1)
+      local low, high = string.byte(record, head + 2 + digest_size, head + 3 + digest_size)
+      if state ~= 1 or flags % 8 ~= 0 or held_asks ~= asks or not (finish > now and finish <= LARGEST) or not high then
+        return false
+      end
+      local mark = head + 4 + digest_size + low + 256 * high
+      if mark + 3 > long or unpacked('<I4', record, mark) ~= all[6] then
+        return false
+      end
+      held = { unpacked('<' .. string.rep('I4', asks), record, 20) }
+      local costs = string.sub(record, 20, head)
+      if all[1] == 1 then
+        costs = string.sub(all[size + 2], 1, 4 * asks)
+      end
+      local settled = packed('<BBBdd', all[2] == 1 and 3 or 2, flags, asks, now, held_keep) .. costs
+        .. string.sub(record, head + 1, mark - 1)
+      mark = mark + 4
+      for i = 2, count + 1 do
+        local kind, at = string.byte(text, i), 9 * i + count - 9
+        local change = all[1] == 1 and all[8 + i] - held[all[at + 1]] or 0
+        place = place + (kind == 102 and 0 or 1)
+        all[at + 9] = change
+        if kind == 98 or kind == 99 or kind == 109 then
+          if mark + 7 > long then
+            return false
+          end
+          local counted = unpacked('<d', record, mark)
+          mark = mark + 8
+          if kind == 98 then
+            local stored, level, full, unit = found[place], all[at + 6], all[at + 4], all[at + 2]
+            if stored and #stored > 16 then
+              others = others or { lean(3) }
+              level, all[at + 8] = others[2](stored, level, full, unit, change, counted)
+              if not level then
+                return false
+              end
+            elseif change > 0 then
+              level = level - change * unit
+              all[at + 8] = packed('<dd', level, now)
+            end
+            if level < -LARGEST or level > full then
+              return false
+            end
+            all[at + 6] = level
+          elseif kind == 109 then
+            all[at + 7] = counted
+          elseif change ~= 0 and all[at + 7] == counted then
+            local used = max(all[at + 6] + change, 0)
+            if used > LARGEST then
+              return false
+            end
+            all[at + 6], all[at + 8] = used, packed('<dd', counted, used)
+          end
+        elseif kind == 115 then
+          all[at + 6] = all[at + 6] - 1
+        end
+      end
+      if mark ~= long + 1 or pcall('ZREM', index, id) ~= 1 then
+        return false
+      end
+      call('SET', name, settled, 'PX', milliseconds(held_keep))
+    end
+
+    -- Write the counts, and answer with what is left.
+    local out, written = length + 1, status ~= 10
+    answer[out] = status
+    if status == 16 and all[1] == 0 then
+      for i = 1, asks do
+        answer[out + i] = held[i]
+      end
+      out = out + asks
+    end
+    place = next_key - 1
+    for i = 2, count + 1 do
+      local kind, at = string.byte(text, i), 9 * i + count - 9
+      local level, stored = all[at + 6], written and all[at + 8]
+      if kind == 98 then
+        place = place + 1
+        if stored and stored ~= 0 then
+          local lacks = all[at + 4] - level
+          if lacks > 0 then
+            call('SET', KEYS[place], stored, 'PX', milliseconds(lacks / all[at + 3]))
+          else
+            call('DEL', KEYS[place])
+          end
+        end
+        answer[out + 1], answer[out + 2] = level, now
+        out = out + 2
+      elseif kind == 99 then
+        place = place + 1
+        if stored and stored ~= 0 then
+          if level > 0 then
+            local until_then = all[at + 4] > 0 and all[at + 5] - moment + 86400000000 or 31536000000000
+            call('SET', KEYS[place], stored, 'PX', milliseconds(until_then))
+          else
+            call('DEL', KEYS[place])
+          end
+        end
+        answer[out + 1], answer[out + 2] = all[at + 7], level
+        out = out + 2
+      elseif kind == 109 then
+        place = place + 1
+        local field, start, cost = nil, all[at + 7], all[at + 9]
+        field, texts = unpacked('<I2c0', numbers, texts)
+        if written and cost ~= 0 and start > moment - 34560000000000 then -- 400 days
+          local day = KEYS[place] -- of today
+          if start ~= all[at + 3] then
+            day = string.match(day, '^(.*:)') .. string.format('%.0f', start)
+          end
+          if cost >= 100000000 or cost <= -100000000 then -- the server may write those with an exponent
+            cost = string.format('%.0f', cost)
+          end
+          local used = pcall('HINCRBY', day, field, cost)
+          if type(used) ~= 'table' and (used == tonumber(cost) or used <= 0) then
+            others = others or { lean(3) }
+            others[4](day, start, field, used, moment)
+          end
+        end
+      elseif kind == 115 then
+        place = place + 1
+        local set, first, last = KEYS[place], 0, 0
+        if written and set ~= index then
+          local brace = string.find(name, '}', 1, true)
+          local member = string.sub(set, 1, brace) == string.sub(name, 1, brace) and string.sub(name, brace + 4) or name
+          if is_hold then
+            local forgotten = milliseconds(lease + keep)
+            call('ZADD', set, now + lease, member)
+            if level == 1 or call('PTTL', set) < forgotten then
+              call('PEXPIRE', set, forgotten + min(forgotten, 60000))
+            end
+            local ended = now % 4 == 0 and call('ZCARD', set) - level or 0
+            if ended > 0 then
+              call('ZREMRANGEBYRANK', set, 0, min(ended, 60) - 1)
+            end
+          else
+            call('ZREM', set, member)
+          end
+        end
+        if level > 0 then
+          last = tonumber(call('ZREVRANGE', set, 0, 0, 'WITHSCORES')[2])
+          if status ~= 11 and level >= all[at + 2] then -- what has passed needs no wait
+            local after = string.format('(%.0f', now)
+            first = call('ZRANGEBYSCORE', set, after, '+inf', 'WITHSCORES', 'LIMIT', level - all[at + 2], 1)[2]
+          end
+        end
+        answer[out + 1], answer[out + 2], answer[out + 3] = level, tonumber(first), last
+        out = out + 3
+      end
+    end
+    length = out
+    return width
+  end
+
 end
 
--- Find the current periods, and the fields of meters. Return where the texts begin; nil if the moment is in another one.
-local function find_periods(spec, numbers, starts, lasts, aheads, fields)
-  local kinds, gains, at, meters = spec.kinds, spec.gains, 57 + 8 * spec.asks, false
-  for i = 1, spec.count do
-    local kind = kinds[i]
-    if (kind == BUDGET or kind == METER) and gains[i] == 1 then
-      local ahead, _, start, finish, after = unpacked('<ddddd', numbers, at)
-      if now + ahead < start or now + ahead >= finish then
-        return nil
-      end
-      starts[i], lasts[i], aheads[i], at = start, after - now - ahead, ahead, at + 40
-      fields[i] = finish
-      meters = meters or kind == METER
-    end
-  end
-  if meters then
-    for i = 1, spec.count do
-      if kinds[i] == METER then
-        fields[i], at = unpacked('<I2c0', numbers, at)
-      end
-    end
-  end
-  return at
-end
+-- What is seldom needed. The headrooms of a bucket are here the list of the stored numbers, three for the head and three
+-- for each entry: see headroom.lua.
 
--- The rows of a bucket's headrooms as a list: three numbers for the head, and for each entry; nil if there are others.
-local function rows_of(stored)
-  local rows = { unpacked('<' .. rep('d', (#stored - 16) / 8), stored, 17) }
+-- nil if there are other numbers among them.
+local function read(stored)
+  local rows = { unpacked('<' .. string.rep('d', (#stored - 16) / 8), stored, 17) }
   rows[#rows] = nil
   for i = 1, #rows, 3 do
     if not (rows[i] < 0 and rows[i] >= -LARGEST and rows[i + 1] >= 0 and rows[i + 2] >= 0) then
@@ -123,513 +523,137 @@ local function place_of(rows, serial)
   return at
 end
 
--- Give a cost back to a hold, or less, and return how many units.
-local function give_back(rows, room, cost, unit, serial)
-  see(rows, room)
+-- Whether one / two < three / four, exactly: their products may pass 2^53.
+local function is_less(one, two, three, four)
+  while true do
+    local rest, other = math.fmod(one, two), math.fmod(three, four)
+    local whole, others = (one - rest) / two, (three - other) / four
+    if whole ~= others or rest == 0 or other == 0 then
+      return whole < others or whole == others and rest == 0 and other > 0
+    end
+    one, two, three, four = four, other, two, rest
+  end
+end
+
+-- With as many entries as there may be, add a hold, and join neighbours whose ratios are closest to 1.
+local function joined(rows, level, left)
+  local last, close = -rows[1] + 1, 1 + 1e-14
+  rows[1], rows[76], rows[77], rows[78] = -last, -last, left, 1
+  while #rows > 51 do -- the head and 16 entries
+    local best = 7
+    local least = rows[8] / rows[5]
+    for i = 10, #rows, 3 do
+      local ratio = rows[i + 1] / rows[i - 2]
+      if ratio < least * close
+        and (ratio * close < least or is_less(rows[i + 1], rows[i - 2], rows[best + 1], rows[best - 2])) then
+        best, least = i, ratio
+      end
+    end
+    remove(rows, best)
+  end
+  return packed('<dd', level, now) .. packed('<' .. string.rep('d', #rows), unpack(rows)), last
+end
+
+-- What is stored of a bucket with headrooms when there is one more hold, and its serial number; nil if it isn't simple.
+local function with_hold(stored, room, level, left, base)
+  local size, rest = #stored, nil
+  local last, _, lowest = unpacked('<ddd', stored, 17)
+  last = -last
+  if size < 616 and size > 40 and room > 0 and unpacked('<d', stored, size - 15) <= room then
+    rest = string.sub(stored, 41)
+  else
+    local rows = read(stored)
+    if not rows or #rows > 75 then
+      return nil
+    end
+    see(rows, room)
+    if #rows == 75 then
+      return joined(rows, level, left)
+    elseif #rows > 3 then
+      rest = packed('<' .. string.rep('d', #rows - 3), unpack(rows, 4))
+    else
+      last, lowest, rest = base, base, ''
+    end
+  end
+  last = last + 1
+  return packed('<ddddd', level, now, -last, 0, lowest) .. rest .. packed('<ddd', -last, left, 1), last
+end
+
+-- What becomes of the level of a bucket when a hold ends whose cost changes, and what is stored then (false: the same).
+local function without_hold(stored, level, full, unit, change, serial)
+  local rows, room, changed = read(stored), min(full - level, LARGEST), change ~= 0
+  if not rows then
+    return nil
+  elseif change > 0 then
+    see(rows, room)
+    level = level - change * unit
+  elseif change < 0 then
+    see(rows, room)
+    local place = place_of(rows, serial)
+    local least = place > 1 and rows[place + 1] or 0
+    local given = -change > (least - math.fmod(least, unit)) / unit and least or -change * unit
+    if given > 0 then
+      level = level + given
+      for i = 4, #rows, 3 do
+        rows[i + 1] = i > place and rows[i + 1] - given or min(rows[i + 1], least - given)
+      end
+      for i = #rows - 2, 4, -3 do
+        if rows[i + 1] == 0 or i > 4 and rows[i + 1] == rows[i - 2] then
+          remove(rows, i)
+        end
+      end
+    end
+  end
   local place = place_of(rows, serial)
-  local least = place > 1 and rows[place + 1] or 0
-  local given = cost > (least - fmod(least, unit)) / unit and least or cost * unit
-  if given <= 0 then
-    return 0
-  end
-  local left = least - given
-  for i = 4, #rows, 3 do
-    rows[i + 1] = i > place and rows[i + 1] - given or min(rows[i + 1], left)
-  end
-  for i = #rows - 2, 4, -3 do
-    if rows[i + 1] == 0 or i > 4 and rows[i + 1] == rows[i - 2] then
-      remove(rows, i)
+  if place > 1 then
+    changed = true
+    rows[place + 2] = rows[place + 2] - 1
+    if rows[place + 2] <= 0 then
+      remove(rows, place)
     end
   end
-  return given
+  if not changed then
+    return level, false
+  elseif #rows > 3 and level < full then
+    return level, packed('<dd', level, now) .. packed('<' .. string.rep('d', #rows), unpack(rows))
+  end
+  return level, packed('<dd', level, now)
 end
 
-local function leave(rows, serial)
-  local place = place_of(rows, serial)
-  if place == 1 then
-    return false
-  end
-  rows[place + 2] = rows[place + 2] - 1
-  if rows[place + 2] <= 0 then
-    remove(rows, place)
-  end
-  return true
-end
-
-local function count_metered(key, field, start, ahead, cost)
-  if cost == 0 or start <= now + ahead - METERED then
-    return
-  end
-  local day = string.format('%.0f', start)
-  local name = key .. day
-  local used = pcall('HINCRBY', name, field, string.format('%.0f', cost))
-  if type(used) == 'table' then
-    return
-  elseif used == cost then
-    local place = string.find(key, '}', 1, true)
-    local zone, meter = string.match(key, '^m1:([^:]*:)(.*):$', place + 1)
-    local days, expiry = sub(key, 1, place) .. 'u1:' .. meter, milliseconds(start + METERED - now - ahead)
-    call('PEXPIRE', name, expiry)
-    if type(pcall('ZADD', days, start, zone .. day)) ~= 'table' then
-      call('ZREMRANGEBYSCORE', days, '-inf', string.format('%.0f', now + ahead - METERED))
-      call('PEXPIRE', days, expiry)
-    end
-  end
-  if used <= 0 then
-    call('HDEL', name, field)
-  end
-end
-
-local function keep_set(name, expiry, new)
-  if new or call('PTTL', name) < expiry then
-    call('PEXPIRE', name, expiry + min(expiry, 60000))
-  end
-end
-
--- Load the states of limits into lists: levels (or what is used), and their starts. Return the string of a hold, or false,
--- and the strings of the limits by their places; nil if something isn't simple.
-local function load(spec, next_key, starts, periods, finishes, levels, keys)
-  local kinds, gains, fulls, names, key = spec.kinds, spec.gains, spec.fulls, {}, next_key
-  local many = 0
-  for i = 1, spec.count do
-    local kind = kinds[i]
-    if kind ~= 102 then
-      keys[i], key = KEYS[key], key + 1
-      if kind == BUCKET or kind == BUDGET then
-        many = many + 1
-        names[many] = keys[i]
-      end
-    end
-  end
-  names[many + 1] = KEYS[key + 1]
-  local found, missing = call('MGET', unpack(names)), nil
-  many = 0
-  for i = 1, spec.count do
-    local kind = kinds[i]
-    if kind == BUCKET then
-      many = many + 1
-      local stored = found[many]
-      if stored then
-        local size = #stored
-        if size % 24 ~= 16 then
-          return nil
-        end
-        local level, stamp = unpacked('<dd', stored)
-        local gained, full = (now - stamp) * gains[i], fulls[i]
-        if not are_whole(level, stamp) or level > full or gained < 0 or gained > LARGEST then
-          return nil
-        elseif size > 16 and (unpacked('<d', stored, 17) >= 0 or unpacked('<d', stored, size - 23) >= 0) then
-          return nil -- tokens drawn ahead, or what comes back
-        end
-        levels[i] = min(level + gained, full)
-      else
-        levels[i], missing = fulls[i], true
-      end
-      starts[i] = now
-    elseif kind == BUDGET then
-      many = many + 1
-      local stored, start, used = found[many], 0, 0
-      if stored then
-        if #stored ~= 16 then
-          return nil
-        end
-        start, used = unpacked('<dd', stored)
-        if not are_whole(start, used) then
-          return nil
-        end
-      else
-        missing = true
-      end
-      if gains[i] == 1 then
-        if start < periods[i] then
-          start, used = periods[i], 0
-        elseif start > finishes[i] then
-          return nil
-        end
-      end
-      starts[i], levels[i] = start, used
-    elseif kind == SLOTS then
-      local used = pcall('ZCOUNT', keys[i], string.format('(%.0f', now), '+inf')
-      if type(used) == 'table' then
-        return nil
-      end
-      levels[i] = used
-    end
-  end
-  if missing then -- or not a string
-    local absent = {}
-    for i = 1, many do
-      if not found[i] then
-        absent[#absent + 1] = names[i]
-      end
-    end
-    if call('EXISTS', unpack(absent)) > 0 then
-      return nil
-    end
-  end
-  return found[many + 1], found, key
-end
-
-local function put(status, state, left, costs, asks)
-  answer[length + 1], answer[length + 2], answer[length + 3], answer[length + 4] = status, state, left, asks
-  length = length + 4
-  for i = 1, asks do
-    answer[length + i] = costs[i]
-  end
-  length = length + asks
-end
-
-local function report(spec, levels, starts, keys, cost)
-  local kinds = spec.kinds
-  for i = 1, spec.count do
-    local kind = kinds[i]
-    if kind == BUCKET then
-      answer[length + 1], answer[length + 2] = levels[i], now
-      length = length + 2
-    elseif kind == BUDGET then
-      answer[length + 1], answer[length + 2] = starts[i], levels[i]
-      length = length + 2
-    elseif kind == SLOTS then
-      local used, first, last = levels[i], 0, 0
-      if used > 0 then
-        last = tonumber(call('ZREVRANGE', keys[i], 0, 0, 'WITHSCORES')[2])
-        if cost > 0 and used >= spec.ones[i] then
-          local now_on = string.format('(%.0f', now)
-          local ends = call('ZRANGEBYSCORE', keys[i], now_on, '+inf', 'WITHSCORES', 'LIMIT', used - spec.ones[i], 1)
-          first = tonumber(ends[2])
-        end
-      end
-      answer[length + 1], answer[length + 2], answer[length + 3] = used, first, last
-      length = length + 3
-    end
-  end
-end
-
-local function member_of(name, key)
-  local place = string.find(name, '}', 1, true)
-  return sub(key, 1, place) == sub(name, 1, place) and sub(name, place + 4) or name
-end
-
--- A new hold. Return the number of keys; nil if it isn't simple.
-local function hold(text, numbers, next_key)
-  local spec = specs[text]
-  if spec == nil then
-    spec = read(text)
-    specs[text] = spec
-  end
-  if not spec then
-    return nil
-  end
-  local _, flag, lease, keep, release, base, checksum = unpacked('<ddddddd', numbers)
-  if release ~= 0 or flag == 1 then
-    return nil
-  end
-  local count, asks, kinds, places, ones = spec.count, spec.asks, spec.kinds, spec.places, spec.ones
-  local costs, periods, lasts, aheads, fields = { unpacked(spec.costs, numbers, 57) }, {}, {}, {}, {}
-  local texts = find_periods(spec, numbers, periods, lasts, aheads, fields)
-  if not texts then
-    return nil
-  end
-  local starts, levels, keys = {}, {}, {}
-  local known, found, key = load(spec, next_key, starts, periods, fields, levels, keys)
-  if known ~= false then
-    return nil
-  end
-  local index, name = KEYS[key], KEYS[key + 1]
-  local id, most, note, digest, shape = unpacked('<I2c0dI2c0Bc0I4c0', numbers, texts)
-  local card = pcall('ZCARD', index)
-  if type(card) == 'table' or card >= most then
-    return nil
-  end
-
-  -- Whether all of them pass.
-  local args, at = { 1, flag == 2 and 8 or 0, asks, now + lease, keep }, 5
-  for i = 1, asks do
-    local cost = costs[i]
-    if cost >= 4294967296 then
-      return nil
-    end
-    args[at + i] = cost
-  end
-  at = at + asks
-  args[at + 1], args[at + 2], args[at + 3], args[at + 4], args[at + 5] = #digest, digest, #note, note, checksum
-  at = at + 5
-  local passes, slots = true, false
-  for i = 1, count do
-    local kind, cost = kinds[i], costs[places[i]]
-    local least = cost > 1 and cost or 1
-    if kind == BUCKET then
-      passes = passes and least * ones[i] <= levels[i]
-    elseif kind == BUDGET then
-      passes = passes and least <= ones[i] - levels[i]
-    elseif kind == SLOTS then
-      passes, slots = passes and levels[i] < ones[i], true
-    elseif kind ~= METER then
-      passes = passes and ones[i] > 0
-    end
-  end
-  if not passes then
-    if slots or flag == 2 then
-      return nil
-    end
-    put(0, 0, 0, costs, asks)
-    report(spec, levels, starts, keys, 1)
-    return key + 2 - next_key
-  end
-
-  -- What they will be, and where the hold is counted.
-  local many, stored = 0, {}
-  for i = 1, count do
-    local kind, cost = kinds[i], costs[places[i]]
-    if kind == BUCKET then
-      many, at = many + 1, at + 1
-      local before, level = found[many], levels[i]
-      if cost == 0 then
-        args[at] = -1
-      else
-        local room, rest = spec.fulls[i] - level, ''
-        level = level - cost * ones[i]
-        local left = spec.fulls[i] - level
-        local size = before and #before or 16
-        local last, lowest = base, 0
-        if size > 16 then
-          last, _, lowest = unpacked('<ddd', before, 17)
-          last = -last
-          if size > 40 and room > 0 and unpacked('<d', before, size - 15) <= room and size < 40 + 24 * GROWN then
-            rest = sub(before, 41)
-          else
-            local rows = rows_of(before)
-            if not rows or left > LARGEST or #rows >= 3 + 3 * GROWN then
-              return nil
-            end
-            see(rows, room)
-            if #rows > 3 then
-              rest = packed('<' .. rep('d', #rows - 3), unpack(rows, 4))
-            else
-              last, lowest = base, base
-            end
-          end
-        else
-          lowest = base
-        end
-        if left > LARGEST then
-          return nil
-        end
-        stored[i] = packed('<ddddd', level, now, -last - 1, 0, lowest) .. rest .. packed('<ddd', -last - 1, left, 1)
-        args[at] = last + 1
-      end
-      levels[i] = level
-    elseif kind == BUDGET then
-      many, at = many + 1, at + 1
-      args[at] = starts[i]
-      if cost > 0 then
-        levels[i] = levels[i] + cost
-        stored[i] = packed('<dd', starts[i], levels[i])
-      end
-    elseif kind == METER then
-      at = at + 1
-      args[at] = periods[i]
-    end
-  end
-  local finish, forgotten = now + lease, milliseconds(lease + keep)
-  if not call('SET', name, packed(spec.head .. sub(spec.record, 2 * asks + 9), unpack(args)), 'PX', forgotten, 'NX') then
-    return nil
-  end
-
-  -- Write them.
-  call('ZADD', index, finish, id)
-  keep_set(index, forgotten, card == 0)
-  for i = 1, count do
-    local kind = kinds[i]
-    if stored[i] then
-      local expiry
-      if kind == BUCKET then
-        expiry = milliseconds((spec.fulls[i] - levels[i]) / spec.gains[i])
-      else
-        expiry = milliseconds(spec.gains[i] == 1 and lasts[i] + 86400000000 or 31536000000000)
-      end
-      call('SET', keys[i], stored[i], 'PX', expiry)
-    elseif kind == METER then
-      count_metered(keys[i], fields[i], periods[i], aheads[i], costs[places[i]])
-    elseif kind == SLOTS then
-      local used = levels[i] + 1
-      levels[i] = used
-      if keys[i] ~= index then
-        call('ZADD', keys[i], finish, member_of(name, keys[i]))
-        keep_set(keys[i], forgotten, used == 1)
-        if now % 4 == 0 then
-          local ended = call('ZCARD', keys[i]) - used
-          if ended > 0 then
-            call('ZREMRANGEBYRANK', keys[i], 0, min(ended, 60) - 1)
-          end
-        end
-      end
-    end
-  end
+-- Store a shape, if there is one, and drop a few that are no longer remembered from a long list of holds.
+local function tidy(index, name, id, keep, digest, shape)
   if shape ~= '' then
-    call('SET', sub(name, 1, (string.find(name, '}', 1, true))) .. 'p1:' .. digest, shape, 'PX', 1382400000)
+    call('SET', string.sub(name, 1, (string.find(name, '}', 1, true))) .. 'p1:' .. digest, shape, 'PX', 1382400000)
   end
-  if card > 64 and now % 4 == 0 then
-    local ended = call('ZRANGEBYSCORE', index, '-inf', string.format('%.0f', now - keep), 'LIMIT', 0, 60)
-    local prefix, gone = sub(name, 1, #name - #id), {}
-    for i = 1, #ended do
-      if call('EXISTS', prefix .. ended[i]) == 0 then
-        gone[#gone + 1] = ended[i]
-      end
-    end
-    if #gone > 0 then
-      call('ZREM', index, unpack(gone))
+  if now % 4 > 0 then
+    return
+  end
+  local ended = call('ZRANGEBYSCORE', index, '-inf', string.format('%.0f', now - keep), 'LIMIT', 0, 60)
+  local prefix, gone = string.sub(name, 1, #name - #id), {}
+  for i = 1, #ended do
+    if call('EXISTS', prefix .. ended[i]) == 0 then
+      gone[#gone + 1] = ended[i]
     end
   end
-  put(1, 1, lease, costs, asks)
-  report(spec, levels, starts, keys, 0)
-  return key + 2 - next_key
+  if #gone > 0 then
+    call('ZREM', index, unpack(gone))
+  end
 end
 
--- The end of a hold that is open. Return the number of keys; nil if it isn't simple.
-local function settle(text, numbers, next_key)
-  local spec = specs[text]
-  if spec == nil then
-    spec = read(text)
-    specs[text] = spec
+-- The first that is counted of a key on a day, or nothing any more: see meter.lua.
+local function first_or_none(key, start, field, used, moment)
+  if used <= 0 then
+    call('HDEL', key, field)
+    return
   end
-  if not spec then
-    return nil
+  local place = string.find(key, '}', 1, true)
+  local zone, meter, day = string.match(key, '^m1:([^:]*:)(.*):([^:]*)$', place + 1)
+  local days, expiry = string.sub(key, 1, place) .. 'u1:' .. meter, milliseconds(start + 34560000000000 - moment)
+  call('PEXPIRE', key, expiry)
+  if type(pcall('ZADD', days, start, zone .. day)) ~= 'table' then
+    call('ZREMRANGEBYSCORE', days, '-inf', string.format('%.0f', moment - 34560000000000))
+    call('PEXPIRE', days, expiry)
   end
-  local count, asks, kinds, places, ones = spec.count, spec.asks, spec.kinds, spec.places, spec.ones
-  local given, flag, _, _, _, _, checksum = unpacked('<ddddddd', numbers)
-  local periods, lasts, aheads, fields = {}, {}, {}, {}
-  local texts = find_periods(spec, numbers, periods, lasts, aheads, fields)
-  if not texts then
-    return nil
-  end
-  local starts, levels, keys = {}, {}, {}
-  local record, found, key = load(spec, next_key, starts, periods, fields, levels, keys)
-  if not record or #record < 26 + 4 * asks then
-    return nil
-  end
-  local state, flags, held_asks, finish, keep = unpacked('<BBBdd', record)
-  if state ~= 1 or flags % 8 ~= 0 or held_asks ~= asks or not (finish > now and finish <= LARGEST) then
-    return nil
-  end
-  local digest_size = byte(record, 20 + 4 * asks)
-  local low, high = byte(record, 21 + 4 * asks + digest_size, 22 + 4 * asks + digest_size)
-  if not high or #record ~= 26 + 4 * asks + digest_size + low + 256 * high + 8 * spec.marks then
-    return nil
-  end
-  local held = { unpacked(spec.record, record, 20) }
-  if held[asks + 3] ~= checksum then
-    return nil
-  end
-  local actual, args = held, { flag == 1 and 3 or 2, flags, asks, now, keep }
-  if given == 1 then
-    actual = { unpacked(spec.costs, numbers, 57) }
-  end
-  for i = 1, asks do
-    if actual[i] >= 4294967296 then
-      return nil
-    end
-    args[5 + i] = actual[i]
-  end
-  args[asks + 6], args[asks + 7] = digest_size, held[asks + 1]
-  args[asks + 8], args[asks + 9] = #held[asks + 2], held[asks + 2]
-
-  -- What the limits will be.
-  local many, mark, stored = 0, asks + 3, {}
-  for i = 1, count do
-    local kind, place = kinds[i], places[i]
-    local change = actual[place] - held[place]
-    if kind == BUCKET then
-      many, mark = many + 1, mark + 1
-      local before, level, full, serial = found[many], levels[i], spec.fulls[i], held[mark]
-      local size, rest = before and #before or 16, ''
-      if size > 16 and serial ~= -1 or size > 16 and change > 0 then
-        local rows = rows_of(before)
-        if not rows then
-          return nil
-        end
-        local changed = change ~= 0
-        if change > 0 then
-          see(rows, min(full - level, LARGEST))
-          level = level - change * ones[i]
-        elseif change < 0 then
-          level = level + give_back(rows, min(full - level, LARGEST), -change, ones[i], serial)
-        end
-        changed = leave(rows, serial) or changed
-        if changed then
-          if #rows > 3 and level < full then
-            rest = packed('<' .. rep('d', #rows), unpack(rows))
-          end
-          stored[i] = packed('<dd', level, now) .. rest
-        end
-      elseif change > 0 then
-        level = level - change * ones[i]
-        stored[i] = packed('<dd', level, now)
-        if size > 16 then
-          return nil
-        end
-      end
-      if level < -LARGEST or level > full then
-        return nil
-      end
-      levels[i] = level
-    elseif kind == BUDGET then
-      many, mark = many + 1, mark + 1
-      if change ~= 0 and starts[i] == held[mark] then
-        levels[i] = max(levels[i] + change, 0)
-        if levels[i] > LARGEST then
-          return nil
-        end
-        stored[i] = packed('<dd', starts[i], levels[i])
-      end
-    elseif kind == METER then
-      mark = mark + 1
-    end
-  end
-  local index, name = KEYS[key], KEYS[key + 1]
-  local id = unpacked('<I2c0', numbers, texts)
-  local listed = pcall('ZREM', index, id)
-  if listed ~= 1 then
-    return nil
-  end
-
-  -- Write them.
-  mark = asks + 3
-  for i = 1, count do
-    local kind = kinds[i]
-    if kind == BUCKET then
-      mark = mark + 1
-      if stored[i] then
-        if levels[i] < spec.fulls[i] then
-          call('SET', keys[i], stored[i], 'PX', milliseconds((spec.fulls[i] - levels[i]) / spec.gains[i]))
-        else
-          call('DEL', keys[i])
-        end
-      end
-    elseif kind == BUDGET then
-      mark = mark + 1
-      if stored[i] then
-        if levels[i] > 0 then
-          local expiry = spec.gains[i] == 1 and lasts[i] + 86400000000 or 31536000000000
-          call('SET', keys[i], stored[i], 'PX', milliseconds(expiry))
-        else
-          call('DEL', keys[i])
-        end
-      end
-    elseif kind == METER then
-      mark = mark + 1
-      count_metered(keys[i], fields[i], held[mark], aheads[i], actual[places[i]] - held[places[i]])
-    elseif kind == SLOTS then
-      levels[i] = levels[i] - 1
-      if keys[i] ~= index then
-        call('ZREM', keys[i], member_of(name, keys[i]))
-      end
-    end
-  end
-  call('SET', name, packed(spec.head, unpack(args)), 'PX', milliseconds(keep))
-  put(6, args[1], 0, actual, asks)
-  report(spec, levels, starts, keys, 1)
-  return key + 2 - next_key
 end
 
-return { h = hold, t = settle }
+return with_hold, without_hold, tidy, first_or_none

@@ -1,57 +1,32 @@
 -- Plain requests: a check of one token bucket, or of several, of which no tokens were drawn ahead or are held, at a tick of a
 -- microsecond. Nearly all requests are plain. This is the work of bucket.lua without its tables and functions; all other
--- requests are left to bucket.lua.
+-- requests are left to others.
 
 local WIDTH = 41 -- of a bucket in a spec
 
--- The level of a bucket right now; nil if it isn't plain.
-local function level_of(key, gain, tick, full)
-  if tick ~= 1 then
-    return nil
-  end
-  local stored = pcall('GET', key)
-  if not stored then
-    return full
-  elseif type(stored) ~= 'string' or #stored ~= 16 then
-    return nil
-  end
-  local level, stamp = unpacked('<dd', stored)
-  local gained = (now - stamp) * gain
-  if not are_whole(level, stamp) or level > full or gained < 0 or gained > LARGEST then
-    return nil
-  end
-  return min(level + gained, full)
-end
-
-local function plain(text, numbers, key)
-  local _, unit, gain, tick, full = unpacked('<ddddd', text, 3)
-  local level = level_of(key, gain, tick, full)
-  if not level then
-    return nil
-  end
-  local cost = tonumber(numbers)
-  local passes = cost * unit <= level
-  if passes then
-    level = level - cost * unit
-    call('SET', key, packed('<dd', level, now), 'PX', milliseconds((full - level) / gain))
-  end
-  answer[length + 1], answer[length + 2], answer[length + 3] = passes and 1 or 0, level, now
-  length = length + 3
-  return 1
-end
-
--- The same of several buckets: all pass, or none is charged. The levels are in the answer from the start.
-local function plain_all(text, numbers, next_key)
+-- A check of several buckets: all pass, or none is charged. Return their number; nil, and nothing is done, if one isn't plain.
+local function check_all(text, numbers, next_key)
   local count, passes = (#text - 1) / WIDTH, true
   for i = 1, count do
-    local at = 2 + WIDTH * (i - 1)
+    local at, key = 2 + WIDTH * (i - 1), KEYS[next_key + i - 1]
     if string.sub(text, at, at) ~= 'b' then
       return nil
     end
     local _, unit, gain, tick, full = unpacked('<ddddd', text, at + 1)
-    local level = level_of(KEYS[next_key + i - 1], gain, tick, full)
-    if not level then
+    local level, stored = full, pcall('GET', key)
+    if tick ~= 1 then
       return nil
+    elseif stored then
+      if type(stored) ~= 'string' or #stored ~= 16 then
+        return nil
+      end
+      local stamp
+      level, stamp = unpacked('<dd', stored)
+      local gained = (now - stamp) * gain
+      if not are_whole(level, stamp) or level > full or gained < 0 or gained > LARGEST then
+        return nil
+      end
+      level = min(level + gained, full)
     end
     answer[length + 2 * i], answer[length + 2 * i + 1] = level, now
     passes = passes and unpacked('<d', numbers, 8 * i - 7) * unit <= level
@@ -69,19 +44,56 @@ local function plain_all(text, numbers, next_key)
   return count
 end
 
-local next_key, simple, other = 1, nil, nil
+local next_key, lone, several, other = 1, nil, nil, nil
 for position = 3, #ARGV, 2 do
   local text, numbers, width = ARGV[position], ARGV[position + 1], nil
   local verb = string.sub(text, 1, 1)
   if verb == 'c' then
-    if #text == 1 + WIDTH then
-      width = string.sub(text, 2, 2) == 'b' and plain(text, numbers, KEYS[next_key]) or nil
+    if #text == 1 + WIDTH and string.sub(text, 2, 2) == 'b' then
+      local _, unit, gain, tick, full = unpacked('<ddddd', text, 3)
+      local key = KEYS[next_key]
+      local level, stored = full, pcall('GET', key)
+      width = tick == 1 and 1 or nil
+      if stored and width then
+        width = nil
+        if type(stored) == 'string' and #stored == 16 then
+          local stamp
+          level, stamp = unpacked('<dd', stored)
+          local gained = (now - stamp) * gain
+          if are_whole(level, stamp) and level <= full and gained >= 0 and gained <= LARGEST then
+            level, width = min(level + gained, full), 1
+          end
+        end
+      end
+      if width then
+        local cost = tonumber(numbers)
+        local passes = cost * unit <= level
+        if passes then
+          level = level - cost * unit
+          call('SET', key, packed('<dd', level, now), 'PX', milliseconds((full - level) / gain))
+        end
+        answer[length + 1], answer[length + 2], answer[length + 3] = passes and 1 or 0, level, now
+        length = length + 3
+      end
     elseif #text % WIDTH == 1 then
-      width = plain_all(text, numbers, next_key)
+      width = check_all(text, numbers, next_key)
     end
-  elseif verb == 'h' or verb == 't' then
-    simple = simple or lean()
-    width = simple[verb](text, numbers, next_key)
+  elseif verb == 'H' or verb == 'T' then
+    if text == 'Hb' or text == 'Tb' then
+      lone = lone or lean(1)
+      width = lone(verb, numbers, next_key) and 3
+    else
+      several = several or lean(2)
+      width = several(verb, text, numbers, next_key)
+    end
+    if not width then -- it isn't simple
+      width = 2
+      for i = 2, #text do
+        width = width + (string.byte(text, i) == 102 and 0 or 1)
+      end
+      length = length + 1
+      answer[length] = -4
+    end
   end
   if not width then
     other = other or decide()

@@ -1,0 +1,82 @@
+"""The bodies of the async twins of `headgate.Hold`, in plain Python."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from headgate.errors import HoldError, UnknownHold
+
+if TYPE_CHECKING:
+    from headgate._hold_hot import Hold
+    from headgate.limits.decision import Decision
+
+H = TypeVar("H", bound="Hold")
+
+
+async def settle(hold: "Hold", cost: object) -> "Decision":
+    return hold._ended(await hold._store.asettle(*hold._arguments(), hold._settled(cost)))
+
+
+async def settle_here(hold: "Hold", cost: object) -> "Decision":
+    return hold.settle(cost)
+
+
+async def cancel(hold: "Hold") -> "Decision":
+    asks, low, hold_id = hold._arguments()
+    return hold._ended(await hold._store.asettle(asks, low, hold_id, (0,) * len(asks), cancel=True))
+
+
+async def cancel_here(hold: "Hold") -> "Decision":
+    return hold.cancel()
+
+
+async def extend(hold: "Hold", cost: object, lease: object) -> "Decision":
+    called = hold._store.clock.now()
+    answer = await hold._store.aextend(*hold._arguments(), *hold._extension(cost, lease))
+    return hold._extended(called, answer)
+
+
+async def enter(hold: H) -> H:
+    return hold.__enter__()
+
+
+async def leave(hold: "Hold", error: BaseException | None) -> None:
+    if hold._leave():
+        await to_its_end(_end(hold, error))
+
+
+async def _end(hold: "Hold", error: BaseException | None) -> None:
+    try:
+        if error is None:
+            await hold.asettle()
+        elif hold._exceeds():
+            hold._ended(await hold._store.asettle(*hold._arguments(), hold._at_least_used()))
+        else:
+            await hold.aexpire()
+    except UnknownHold:
+        hold._lose()
+
+
+async def expire(hold: "Hold") -> None:
+    try:
+        hold._extended(hold._called, await hold._store.aextend(*hold._arguments(), None, 0))
+    except UnknownHold:
+        raise
+    except HoldError:  # its lease has ended before
+        hold._lost = True
+    hold._owner.freed(hold.key)
+
+
+_ending: Final[set[asyncio.Task[None]]] = set()  # an event loop itself keeps only weak references
+
+
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await the end of a hold, even if the caller is cancelled meanwhile: its slot must not wait for the lease."""
+    task = asyncio.ensure_future(work)
+    _ending.add(task)
+    task.add_done_callback(_ending.discard)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])  # cancelled once more, the caller goes on without it
+        raise

@@ -1,0 +1,289 @@
+"""`headgate accounts`, `levels` and `plans`: who pays for what agents do, and within which limits."""
+
+import argparse
+from typing import Any, Final
+
+from headgate.cli.account_limits import (
+    COLUMNS,
+    add_limits,
+    add_resources,
+    given_limits,
+    limit_rows,
+    removed_limits,
+    table_rows,
+)
+from headgate.cli.answers import shown, whole
+from headgate.cli.hub_api import HubApi
+from headgate.cli.hub_commands import ListCommand, Rows, print_unregistered
+from headgate.cli.hub_options import add_hub_options, existing_agent, hub_from, path_part
+from headgate.cli.parser import Commands, add_command
+from headgate.cli.terminal import Column, print_error, print_json, print_table
+from headgate.errors import printable
+
+_NO_ACCOUNT: Final = "-"
+_MEMBERS: Final = 20  # that are printed
+
+
+def add(commands: Commands) -> None:
+    verbs = _LIST.add_group(
+        commands,
+        "accounts",
+        "list accounts, or change their limits",
+        "List the accounts above the agents, each before those below it, with their limits: what is spent, held and "
+        "left, and when it resets.",
+        "headgate accounts",
+        "headgate accounts --within acme",
+        "headgate accounts set acme/search usd='500/calendar month'",
+    )
+    _add_show(verbs)
+    _add_changes(verbs)
+    _add_levels(commands)
+    _add_plans(commands)
+
+
+def _add_show(verbs: Commands) -> None:
+    verb = add_command(
+        verbs,
+        "show",
+        _show,
+        "show one account",
+        "Show an account, an agent or a session by its path: its limits, and the accounts and agents in it.",
+        "headgate accounts show acme/search",
+        "headgate accounts show acme/search/planner",
+        json=True,
+    )
+    _add_path(verb)
+    add_hub_options(verb)
+
+
+def _add_changes(verbs: Commands) -> None:
+    verb = add_command(
+        verbs,
+        "set",
+        _set,
+        "limit an account",
+        "Limit resources of an account or an agent, from the next hold on. What is spent and held stays, and resources "
+        "that aren't named keep their limits. Limits are written as in the policy; all of them are one change.",
+        "headgate accounts set acme usd='500/calendar month' slots='20 in flight'",
+        "headgate accounts set acme/search requests=100/minute --tool web",
+        json=True,
+    )
+    _add_path(verb)
+    add_limits(verb)
+    add_hub_options(verb)
+    verb = add_command(
+        verbs,
+        "unset",
+        _unset,
+        "go back to the limits of the policy",
+        "Take changed limits of an account or an agent back, those of some resources, or all of them and its plan.",
+        "headgate accounts unset acme/search usd",
+        "headgate accounts unset acme/search",
+        json=True,
+    )
+    _add_path(verb)
+    add_resources(verb)
+    add_hub_options(verb)
+    verb = add_command(
+        verbs,
+        "plan",
+        _plan,
+        "give an account a plan",
+        "Give an account or an agent a plan of the policy; without one, that of the policy.",
+        "headgate accounts plan acme pro",
+        "headgate accounts plan acme/search/planner free",
+        json=True,
+    )
+    _add_path(verb)
+    verb.add_argument("plan", nargs="?", metavar="PLAN", help="name of the plan (default: that of the policy)")
+    add_hub_options(verb)
+    verb = add_command(
+        verbs,
+        "move",
+        _move,
+        "move an agent to an account",
+        "Let an agent belong to an account, from its next hold on. Its open holds are settled where they were made.",
+        "headgate accounts move planner acme/search",
+        "headgate accounts move planner -",
+        json=True,
+    )
+    add_hub_options(verb, agent=existing_agent)
+    to = "path of the account; '-' for none (default: that of the policy)"
+    verb.add_argument("path", nargs="?", metavar="PATH", help=to)
+    verb.add_argument("--plan", metavar="PLAN", help="give it this plan, too")
+
+
+def _add_path(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("path", type=path_part, metavar="PATH", help="path of the account, such as acme/search")
+
+
+def _add_levels(commands: Commands) -> None:
+    verbs = _LEVELS.add_group(
+        commands,
+        "levels",
+        "list or change the limits of levels",
+        "List the limits of each account of a level that has none of its own.",
+        "headgate levels",
+        "headgate levels set team usd='20/calendar day'",
+    )
+    _add_defaults(verbs, "levels", "LEVEL", "team", _LEVELS)
+
+
+def _add_plans(commands: Commands) -> None:
+    verbs = _PLANS.add_group(
+        commands,
+        "plans",
+        "list or change the limits of plans",
+        "List the limits of plans.",
+        "headgate plans",
+        "headgate plans set pro usd='60/calendar day'",
+    )
+    _add_defaults(verbs, "plans", "PLAN", "pro", _PLANS)
+
+
+def _add_defaults(verbs: Commands, kind: str, metavar: str, example: str, listed: ListCommand) -> None:
+    """Add `set` and `unset` for levels or plans."""
+
+    def run_set(options: argparse.Namespace) -> int:
+        limits, hub = given_limits(options), hub_from(options)
+        return listed.print(options, hub, hub.set_account_defaults(kind, options.name, limits))
+
+    def run_unset(options: argparse.Namespace) -> int:
+        limits, hub = removed_limits(options), hub_from(options)
+        if limits:
+            answer = hub.set_account_defaults(kind, options.name, limits)
+        else:
+            answer = hub.reset_account_defaults(kind, options.name)
+        return listed.print(options, hub, answer)
+
+    one = kind[:-1]
+    verb = add_command(
+        verbs, "set", run_set, f"change limits of a {one}",
+        f"Change limits of a {one}, from the next hold on. Resources that aren't named keep their limits.",
+        f"headgate {kind} set {example} usd='20/calendar day'",
+        f"headgate {kind} set {example} requests=100/minute --tool web", json=True,
+    )  # fmt: skip
+    verb.add_argument("name", type=path_part, metavar=metavar, help=f"name of the {one}")
+    add_limits(verb)
+    add_hub_options(verb)
+    verb = add_command(
+        verbs, "unset", run_unset, "go back to the limits of the policy",
+        f"Take changed limits of a {one} back, those of some resources or all.",
+        f"headgate {kind} unset {example} usd", json=True,
+    )  # fmt: skip
+    verb.add_argument("name", type=path_part, metavar=metavar, help=f"name of the {one}")
+    add_resources(verb)
+    add_hub_options(verb)
+
+
+# Lists ----------------------------------------------------------------------------------------------------------------
+
+
+def _add_within(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--within", default=argparse.SUPPRESS, metavar="PATH", help="only this account and those below it"
+    )
+
+
+_LIST = ListCommand(
+    lambda hub, options: {"accounts": hub.accounts(getattr(options, "within", ""))},
+    COLUMNS,
+    lambda answer: [row for one in answer["accounts"] for row in limit_rows(one)],
+    "no accounts",
+    arguments=_add_within,
+)
+_LEVELS = ListCommand(
+    lambda hub, _: hub.account_defaults(),
+    [Column("level"), Column("resource"), Column("limit", elastic=True)],
+    lambda answer: table_rows({level: answer["level_limits"][level] for level in answer["levels"]}),
+    "no level has limits",
+)
+_PLANS = ListCommand(
+    lambda hub, _: hub.account_defaults(),
+    [Column("plan"), Column("resource"), Column("limit", elastic=True)],
+    lambda answer: table_rows(answer["plans"]),
+    "no plan has limits",
+)
+
+
+# One account ----------------------------------------------------------------------------------------------------------
+
+
+def _show(options: argparse.Namespace) -> int:
+    hub = hub_from(options)
+    answer = hub.account(options.path)
+    if options.json:
+        print_json(answer)
+        return 0
+    about, rows = hub.parse(lambda: (_about(answer), limit_rows(answer)))
+    print_table(COLUMNS, rows)
+    for line in about:
+        print(line)
+    return 0
+
+
+def _about(answer: dict[str, Any]) -> list[str]:
+    """What there is to say of an account beside its limits."""
+    members, count = [shown(one) for one in answer["members"]], whole(answer["agents"])
+    below = [shown(one) for one in answer["accounts"]]
+    lines = []
+    if below:
+        lines.append(f"accounts: {_some(below)}")
+    if members:
+        lines.append(f"agents: {_some(members)}")
+    if count > len(members):
+        lines.append(f"agents in all, with those of the accounts below: {count:,}")
+    return lines
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _MEMBERS
+    return ", ".join(names[:_MEMBERS]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _set(options: argparse.Namespace) -> int:
+    limits, hub = given_limits(options), hub_from(options)
+    return _print_changed(options, hub, hub.set_account(options.path, limits))
+
+
+def _unset(options: argparse.Namespace) -> int:
+    limits, hub = removed_limits(options), hub_from(options)
+    changed = hub.set_account(options.path, limits) if limits else hub.reset_account(options.path)
+    return _print_changed(options, hub, changed)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    hub = hub_from(options)
+    return _print_changed(options, hub, hub.set_account(options.path, {"plan": options.plan}))
+
+
+def _print_changed(options: argparse.Namespace, hub: HubApi, answer: dict[str, Any]) -> int:
+    if options.json:
+        print_json(answer)
+        return 0
+    rows: Rows = hub.parse(lambda: limit_rows(answer))
+    print_table(COLUMNS, rows)
+    if answer.get("registered") is False:
+        print_unregistered(options.path.rpartition("/")[2].replace("%2F", "/").replace("%25", "%"))
+    elif answer.get("known") is False:
+        print_error(f"note: the account {printable(options.path)} is new: nothing named it before")
+    return 0
+
+
+def _move(options: argparse.Namespace) -> int:
+    hub, agent = hub_from(options), options.agent
+    body: dict[str, Any] = {"account": "" if options.path == _NO_ACCOUNT else options.path}
+    if options.plan is not None:
+        body["plan"] = options.plan
+    answer = hub.set_agent_account(agent, body)
+    if options.json:
+        print_json(answer)
+        return 0
+    account, plan = hub.parse(lambda: (shown(answer["account"]), shown(answer["plan"])))
+    where = f"belongs to {account} now" if account else "belongs to no account now"
+    print(f"{printable(agent)} {where}" + (f", with the plan {plan}" if plan else ""))
+    if answer.get("known") is False:
+        print_error(f"note: the account {account} is new: nothing named it before")
+    if answer.get("registered") is False:
+        print_unregistered(agent)
+    return 0

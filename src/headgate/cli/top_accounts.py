@@ -1,0 +1,161 @@
+"""The accounts in the live view of `headgate top`: every limit, the worst first."""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.events import Resize
+from textual.message import Message
+from textual.screen import Screen
+from textual.widgets import DataTable, Footer, Static
+
+from headgate.cli.account_limits import amount, duration_text
+from headgate.cli.answers import number, shown
+from headgate.cli.hub_api import HubApi, HubError
+from headgate.cli.terminal import GREEN, RED, YELLOW, truncate, usage_colour
+
+MOST_ACCOUNTS: Final = 300
+"""Accounts that are shown."""
+_BAR: Final = 10  # columns
+_STYLES: Final = {GREEN: "green", YELLOW: "yellow", RED: "red"}
+_COLUMNS: Final = (("account", 0), ("resource", 14), ("used", _BAR + 6), ("left", 12), ("of", 10), ("resets", 11))
+_NARROWEST: Final = 12
+
+
+@dataclass(frozen=True)
+class AccountRow:
+    """One limit of an account."""
+
+    account: str
+    resource: str
+    used: float
+    left: str
+    amount: str
+    resets: str
+
+    @classmethod
+    def parse(cls, path: str, data: Mapping[str, Any]) -> "AccountRow":
+        tool = shown(data["tool"])
+        return cls(
+            account=path,
+            resource=shown(data["resource"]) + (f" by {tool}" if tool else ""),
+            used=number(data["used"]),
+            left=amount(data["left"]),
+            amount=amount(data["amount"]),
+            resets=duration_text(data["resets_after"]),
+        )
+
+
+@dataclass
+class AccountsPolled(Message):
+    """The limits of accounts, the worst first, or the reason why there are none."""
+
+    result: list[AccountRow] | HubError
+
+
+class AccountsPoller(threading.Thread):
+    """Polls the accounts of a hub, and posts each result."""
+
+    def __init__(self, hub: HubApi, interval: float, post: Callable[[AccountsPolled], object]) -> None:
+        super().__init__(daemon=True)
+        self._hub, self._interval, self._post = hub, interval, post
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopped.is_set():
+            result: list[AccountRow] | HubError
+            try:
+                result = account_rows(self._hub)
+            except HubError as error:
+                result = error
+            except Exception as error:  # noqa: BLE001 - no error ends the thread
+                result = HubError(0, f"{self._hub.url}: {error!r}")
+            self._post(AccountsPolled(result))
+            self._stopped.wait(self._interval)
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+
+def account_rows(hub: HubApi) -> list[AccountRow]:
+    """The limits of a hub's accounts, the worst first."""
+    found = hub.accounts(most=MOST_ACCOUNTS)
+    rows = hub.parse(lambda: [AccountRow.parse(shown(one["path"]), limit) for one in found for limit in one["limits"]])
+    return sorted(rows, key=lambda row: (-row.used, row.account, row.resource))
+
+
+class AccountsScreen(Screen[None]):
+    """A table of accounts."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("a", "back", "agents"),
+        Binding("escape", "back", "agents", show=False),
+        Binding("q", "app.end", "quit"),
+    ]
+
+    def __init__(self, hub: HubApi, interval: float) -> None:
+        super().__init__()
+        self._hub = hub
+        self._poller = AccountsPoller(hub, interval, self.post_message)
+        self._rows: list[AccountRow] = []
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="head")
+        yield DataTable[Text](id="table", cursor_type="row", cell_padding=0, cursor_foreground_priority="renderable")
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self._table = self.query_one(DataTable)
+        self._head = self.query_one("#head", Static)
+        self._head.update(Text("headgate top ", "bold").append(f"{self._hub.url}  accounts …"))
+        self._table.focus()
+        self._poller.start()
+
+    def on_unmount(self) -> None:
+        self._poller.stop()
+
+    def on_resize(self, _: Resize) -> None:
+        if self._rows:
+            self._show()
+
+    def on_accounts_polled(self, message: AccountsPolled) -> None:
+        head = Text("headgate top ", "bold").append(f"{self._hub.url}  ")
+        if isinstance(message.result, HubError):
+            self._head.update(head.append(f"accounts\n{message.result}", "red"))
+            return
+        accounts = len({row.account for row in message.result})
+        head.append("accounts", "bold green").append(f"  {accounts:,} with limits, the worst first")
+        self._head.update(head)
+        if message.result != self._rows or not self._table.columns:
+            self._rows = message.result
+            self._show()
+
+    def _show(self) -> None:
+        table, selected = self._table, self._table.cursor_row
+        room = max(self.size.width - sum([wide for _, wide in _COLUMNS]) - 1, _NARROWEST)  # 1: the scroll bar
+        table.clear(columns=True)
+        for title, wide in _COLUMNS:
+            table.add_column(title, width=wide or room)
+        for row in self._rows:
+            table.add_row(*_cells(row, room))
+        table.move_cursor(row=min(selected, max(len(self._rows) - 1, 0)))
+
+    def action_back(self) -> None:
+        self.dismiss(None)
+
+
+def _cells(row: AccountRow, room: int) -> list[Text]:
+    filled, style = min(max(round(row.used * _BAR), 0), _BAR), _STYLES[usage_colour(row.used)]
+    used = Text("█" * filled, style).append("░" * (_BAR - filled), "dim").append(f"{row.used:>5.0%}", style)
+    return [
+        Text(truncate(row.account, room - 1)),
+        Text(truncate(row.resource, 13)),
+        used,
+        Text(truncate(row.left, 11)),
+        Text(truncate(row.amount, 9)),
+        Text(row.resets),
+    ]

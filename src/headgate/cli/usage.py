@@ -1,0 +1,72 @@
+"""`headgate usage`: what accounts have used."""
+
+import argparse
+from datetime import date
+from typing import Any
+
+from headgate.cli.account_limits import amount
+from headgate.cli.answers import shown
+from headgate.cli.hub_options import add_hub_options, hub_from
+from headgate.cli.parser import Commands, UsageError, add_command
+from headgate.cli.terminal import Column, print_json, print_table
+from headgate.errors import printable
+
+
+def add(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "usage",
+        _run,
+        "show what accounts have used",
+        "Show what was used in an account, or in all, added up by resource and by what --by names: day or month; "
+        "account, or a level above the agents, such as team; agent; tool. Usage is kept for 13 months.",
+        "headgate usage",
+        "headgate usage acme --from 2026-11-01 --by day,agent",
+        "headgate usage --by month,team --csv > usage.csv",
+        json=True,
+    )
+    parser.add_argument("path", nargs="?", metavar="PATH", help="path of an account or an agent (default: all)")
+    parser.add_argument("--from", dest="first", type=_day, metavar="DAY", help="first day, such as 2026-11-01")
+    parser.add_argument("--to", dest="last", type=_day, metavar="DAY", help="last day (default: today)")
+    parser.add_argument("--by", metavar="GROUPS", help="groups with commas between them (default: month,resource)")
+    parser.add_argument("--csv", action="store_true", help="print CSV, for a spreadsheet")
+    add_hub_options(parser)
+
+
+def _day(text: str) -> str:
+    try:
+        return date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a day such as 2026-11-01, got {text!r}") from None
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.csv and options.json:
+        raise UsageError("--csv: expected it without --json")
+    given = {"account": options.path, "from": options.first, "to": options.last, "by": options.by}
+    query = {name: value for name, value in given.items() if value is not None}
+    hub = hub_from(options)
+    if options.csv:
+        for line in hub.usage_csv(query).splitlines():
+            print(printable(line))
+        return 0
+    answer = hub.usage(query)
+    if options.json:
+        print_json(answer)
+        return 0
+    columns, rows, empty = hub.parse(lambda: _table(answer))
+    if rows:
+        print_table(columns, rows)
+    else:
+        print(empty)
+    return 0
+
+
+def _table(answer: dict[str, Any]) -> tuple[list[Column], list[list[str]], str]:
+    by = [shown(group) for group in answer["by"]]
+    columns = [*[Column(group, elastic=place == 0) for place, group in enumerate(by)], Column("amount", right=True)]
+    rows = [
+        [*[shown(one["group"][group]) or "-" for group in answer["by"]], amount(one["amount"])]
+        for one in answer["totals"]
+    ]
+    return columns, rows, f"nothing was used from {shown(answer['from'])} to {shown(answer['to'])}"

@@ -1,0 +1,107 @@
+"""Usage: what was used on each day, and its totals by period, account, agent, tool and resource."""
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date
+from decimal import Decimal
+from typing import Final, NamedTuple, TypeAlias
+
+from headgate.errors import refuse
+from headgate.gate.accounts import NO_ACCOUNT, Accounts, split_path
+
+PERIODS: Final = ("day", "month")
+RESOURCE: Final = "resource"
+DEFAULT_GROUPS: Final = ("month", RESOURCE)
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")  # a cell that begins so is a formula to a spreadsheet
+
+
+class Usage(NamedTuple):
+    """What an agent has used of a resource on one day."""
+
+    day: date
+    account: str
+    """The path of the agent."""
+    tool: str
+    resource: str
+    amount: Decimal
+
+
+class UsageTotal(NamedTuple):
+    """A total of what was used."""
+
+    group: tuple[str, ...]
+    """What it is the total of, such as ("2026-11", "usd")."""
+    amount: Decimal
+
+
+_Value: TypeAlias = Callable[[Usage], str]
+
+
+def usage_groups(by: Iterable[str], accounts: Accounts) -> tuple[str, ...]:
+    """What to total by. Amounts of different resources have no sum: the resource is added if it is missing.
+
+    One is "day" or "month"; "account", the account of the agent, or the name of a level above the agents; "agent",
+    "tool" or "resource".
+    """
+    known = [*PERIODS, "account", *accounts.levels[: accounts.agent_level], "agent", "tool", RESOURCE]
+    groups = tuple(by)
+    for group in groups:
+        if group not in known:
+            refuse("by", f"some of {', '.join(dict.fromkeys(known))}", group)
+    if len(set(groups)) < len(groups) or set(PERIODS) <= set(groups):
+        refuse("by", "each group once, and either day or month", ",".join(groups))
+    return groups if RESOURCE in groups else (*groups, RESOURCE)
+
+
+def usage_totals(rows: Iterable[Usage], groups: Sequence[str], accounts: Accounts) -> list[UsageTotal]:
+    """Totals of what was used, in the order of their groups, which `usage_groups` has checked."""
+    values = [_value(group, accounts) for group in groups]
+    totals: dict[tuple[str, ...], Decimal] = {}
+    for row in rows:
+        group = tuple([value(row) for value in values])
+        totals[group] = totals.get(group, Decimal(0)) + row.amount
+    return [UsageTotal(*one) for one in sorted(totals.items())]
+
+
+def _value(group: str, accounts: Accounts) -> _Value:
+    level = accounts.agent_level
+    if group == "day":
+        return lambda row: row.day.isoformat()
+    if group == "month":
+        return lambda row: row.day.isoformat()[:7]
+    if group == "tool":
+        return lambda row: row.tool
+    if group == RESOURCE:
+        return lambda row: row.resource
+    if group == "agent":
+        return lambda row: split_path(row.account)[-1]
+    if group == "account":
+        return lambda row: _account(row.account.split("/")[:level])
+    place = accounts.levels.index(group)
+    return lambda row: _at_level(row.account.split("/")[:level], place)
+
+
+def _account(names: Sequence[str]) -> str:
+    """The path of an agent's account; "" if it has none."""
+    return "/".join([name for name in names if name != NO_ACCOUNT])
+
+
+def _at_level(names: Sequence[str], place: int) -> str:
+    """The path of the account at a level; "" if there is none."""
+    found = names[: place + 1]
+    return "" if len(found) <= place or NO_ACCOUNT in found else "/".join(found)
+
+
+def usage_csv(groups: Sequence[str], totals: Iterable[UsageTotal]) -> str:
+    """Totals as CSV, with a header. A name that a spreadsheet would take for a formula begins with an apostrophe."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow([*groups, "amount"])
+    for one in totals:
+        writer.writerow([*map(_cell, one.group), format(one.amount, "f")])
+    return text.getvalue()
+
+
+def _cell(text: str) -> str:
+    return f"'{text}" if text.startswith(_FORMULA) else text

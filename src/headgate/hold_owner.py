@@ -1,0 +1,30 @@
+"""What makes holds: a limiter, or a gate."""
+
+from typing import Protocol
+
+from headgate.errors import RateLimited
+from headgate.limits.decision import Decision
+from headgate.stores.holds import HoldStore
+
+
+class HoldOwner(Protocol):
+    """What makes holds: it has the store, and knows how costs are read and denials told."""
+
+    @property
+    def hold_store(self) -> HoldStore: ...
+
+    @property
+    def low(self) -> int:
+        """The share of the capacity, in thousandths, below which a decision warns."""
+
+    def read_costs(self, cost: object, unnamed: tuple[int, ...]) -> tuple[int, ...]:
+        """The cost of each ask, in smallest units, from what a caller gives: 0 or more.
+
+        Of an ask for a resource that the caller doesn't name, it is what `unnamed` has in its place.
+        """
+
+    def denial(self, key: str, decision: Decision) -> RateLimited:
+        """The error for a denied hold."""
+
+    def freed(self, key: str) -> None:
+        """Something may have come back: those who wait for the key can look."""

@@ -1,0 +1,550 @@
+"""Admin routes: accounts, their limits and plans, the accounts of agents, and usage."""
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import date
+from itertools import islice
+from typing import Annotated, Any, Final, TypeAlias
+
+from msgspec import UNSET, Meta, Struct, UnsetType, field, json
+
+from headgate.errors import refuse
+from headgate.gate import Gate, changes
+from headgate.gate.account_holds import LimitStatus
+from headgate.gate.account_settings import limit_settings
+from headgate.gate.accounts import AccountLimit, Accounts, Resource, account_limit, is_within, split_path
+from headgate.gate.changes import account_limit_edit, account_plan, agent_plan, level_limit, plan_limit
+from headgate.gate.gate_accounts import AccountStatus
+from headgate.gate.policy import check_agent
+from headgate.gate.usage import DEFAULT_GROUPS, UsageTotal, usage_csv, usage_groups
+from headgate.hub.agents.registry import Registry
+from headgate.hub.api.admin_limit_routes import LimitTexts
+from headgate.hub.api.hold_routes import HeldAnswer, written
+from headgate.hub.api.http import ApiResponse
+from headgate.hub.api.routing import Body, Call, Route, Who
+from headgate.hub.errors import RequestError
+from headgate.stores.base import Edit
+
+MAX_TOTALS: Final = 10_000
+"""Totals of usage in one answer."""
+_MOST_NAMES: Final = 1000  # agents or accounts below one that are listed with it
+_LONGEST_LIMIT: Final = 200
+_MOST_LIMITS: Final = 10
+_TOOLS: Final = "tools"
+_PLAN: Final = "plan"
+_MONTHS: Final = 13
+_CSV: Final = "text/csv; charset=utf-8"
+
+# Bodies and answers ---------------------------------------------------------------------------------------------------
+
+_ByResource: TypeAlias = dict[str, LimitTexts | None]
+_LIMITS_ABOUT: Final = (
+    "limits by resource, and below `tools` by tool and resource; null goes back to the policy's limit, or to none"
+)
+
+
+def _table_schema(*, plan: bool) -> dict[str, Any]:
+    known: dict[str, Any] = {_TOOLS: json.schema(dict[str, _ByResource])}
+    if plan:
+        known[_PLAN] = json.schema(str | None)
+    return {"properties": known, "additionalProperties": json.schema(LimitTexts | None)}
+
+
+NewAccount: TypeAlias = Annotated[
+    dict[str, Any],  # `_edits` reads it: the texts of msgspec don't name the resource
+    Meta(description=f"{_LIMITS_ABOUT}; `plan`: its plan", extra_json_schema=_table_schema(plan=True)),
+]
+NewAccountLimits: TypeAlias = Annotated[
+    dict[str, Any], Meta(description=_LIMITS_ABOUT, extra_json_schema=_table_schema(plan=False))
+]
+_Path: TypeAlias = Annotated[str, Meta(max_length=2000)]
+
+
+class NewAgentAccount(Body):
+    account: _Path | UnsetType | None = UNSET
+    """The path of an account, or "" for none; null: that of the policy."""
+    plan: Annotated[str, Meta(max_length=64)] | UnsetType | None = UNSET
+    """null: that of the policy."""
+
+
+class AccountsPage(Body):
+    limit: Annotated[int, Meta(ge=1, le=100)] = 100
+    after: _Path = ""
+    """The path of the last account of the page before."""
+    within: _Path = ""
+    """An account: only itself and those below it."""
+
+
+class HoldsPage(Body):
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+
+
+class UsageQuery(Body):
+    first: date | None = field(name="from", default=None)
+    """The first day; by default that of the oldest of 13 months."""
+    last: date | None = field(name="to", default=None)
+    """The last day; by default today."""
+    account: _Path = ""
+    by: Annotated[str, Meta(max_length=500)] = ",".join(DEFAULT_GROUPS)
+    """day or month; account or a level above the agents; agent; tool; resource; several with commas."""
+
+
+class AccountLimitStatus(Struct):
+    """A limit of an account, and what is left of it. Amounts are texts, to be exact."""
+
+    resource: str
+    tool: str
+    limit: str
+    source: str
+    """Where it comes from: "account", "plan" or "level"."""
+    amount: str
+    spent: str
+    held: str
+    left: str
+    used: float
+    """The share that is spent or held."""
+    resets_after: float | None
+    """Seconds until all that was spent has come back; null if it never does by itself."""
+
+
+class AccountSummary(Struct):
+    path: str
+    level: str
+    plan: str
+    agents: int
+    """How many belong to it, or to an account below it."""
+    limits: list[AccountLimitStatus]
+
+
+class AccountTree(Struct):
+    accounts: list[AccountSummary]
+    """Each comes before those below it."""
+    more: bool
+
+
+class AccountDetail(AccountSummary, kw_only=True):
+    accounts: list[str]
+    """The first thousand accounts right below it."""
+    members: list[str]
+    """The first thousand agents that belong to it."""
+    registered: bool | None
+    """Whether there is an agent of this name; null for an account above the agents."""
+
+
+class ChangedAccount(AccountDetail, kw_only=True):
+    known: bool
+    """Whether the policy, a change or an agent had named it before."""
+
+
+class AccountDefaults(Struct):
+    levels: list[str]
+    """From the top. The last two are those of agents and sessions."""
+    resources: list[str]
+    tools: list[str]
+    zone: str
+    level_limits: dict[str, dict[str, Any]]
+    plans: dict[str, dict[str, Any]]
+
+
+class AgentAccount(Struct):
+    agent_id: str
+    path: str
+    account: str
+    """ "" for none."""
+    plan: str
+    registered: bool
+    known: bool
+    """Whether the account had been named before."""
+
+
+class AccountHolds(Struct):
+    holds: list[HeldAnswer]
+    """Those that end first at the front."""
+    more: bool
+
+
+class GroupTotal(Struct):
+    group: dict[str, str]
+    amount: str
+
+
+class UsageTotals(Struct):
+    first: date = field(name="from")
+    last: date = field(name="to")
+    zone: str
+    by: list[str]
+    totals: list[GroupTotal]
+
+
+# Accounts -------------------------------------------------------------------------------------------------------------
+
+
+async def _accounts(call: Call, gate: Gate) -> AccountTree:
+    query = call.query
+    if query.within:
+        gate.effective.accounts.check_account("within", query.within)
+    paths = sorted(gate.list_accounts(), key=_names)  # each before those below it
+    wanted = [
+        path
+        for path in paths
+        if (not query.within or is_within(path, query.within))
+        and (not query.after or _names(path) > _names(query.after))
+    ]
+    page = wanted[: query.limit]
+    agents = _agent_counts(gate)
+    found = [_summary(gate, status, agents) for status in await gate.aaccounts(page)]
+    return AccountTree(found, len(wanted) > len(page))
+
+
+async def _one_account(call: Call, gate: Gate, registry: Registry) -> AccountDetail:
+    path = call.parts["account"]
+    if not _is_known(gate, path):
+        raise RequestError(404, "unknown_account", f"no policy, change or agent names an account {path!r:.200}")
+    return AccountDetail(**await _detail(gate, registry, path))
+
+
+async def _set_account(call: Call, gate: Gate, registry: Registry) -> ChangedAccount:
+    path, accounts = call.parts["account"], gate.effective.accounts
+    agent = _agent_of(accounts, path)
+    edits = [account_limit_edit(path, *one) for one in _limits(call.body, accounts, plan=True)]
+    if _PLAN in call.body:
+        plan = call.body[_PLAN]
+        if plan is not None:
+            accounts.check_plan(_PLAN, plan)
+        edits.append(account_plan(path, plan) if agent is None else agent_plan(agent, plan))
+    _expect_edits(edits)
+    if agent is not None and gate.path_of(agent) != path and any([edit.value is not None for edit in edits]):
+        refuse("account", f"the agent's path, which is {gate.path_of(agent)!r}", path)
+    return await _changed(call, gate, registry, path, edits)
+
+
+async def _reset_account(call: Call, gate: Gate, registry: Registry) -> ChangedAccount:
+    path, effective = call.parts["account"], gate.effective
+    agent, policy = _agent_of(effective.accounts, path), gate.policy
+    own, filed = effective.accounts.at.get(path), policy.accounts.at.get(path)
+    edits = []
+    if own is not None:
+        changed = _changed_limits(own.limits, {} if filed is None else filed.limits)
+        edits = [account_limit_edit(path, resource, None, tool or None) for resource, tool in changed]
+        if own.plan != ("" if filed is None else filed.plan):
+            edits.append(account_plan(path, None))
+    rules = None if agent is None else effective.agents.get(agent)
+    if agent is not None and rules is not None and rules.plan != policy.agent_plans.get(agent, ""):
+        edits.append(agent_plan(agent, None))
+    return await _changed(call, gate, registry, path, edits)
+
+
+async def _changed(call: Call, gate: Gate, registry: Registry, path: str, edits: list[Edit]) -> ChangedAccount:
+    known = _is_known(gate, path)
+    agent = _agent_of(gate.effective.accounts, path)
+    if agent is not None:
+        await registry.find(agent)  # first: a store that is away must not fail a change half-way
+    await gate.achange(edits, by=call.by)
+    return ChangedAccount(**await _detail(gate, registry, path), known=known)
+
+
+async def _detail(gate: Gate, registry: Registry, path: str) -> dict[str, Any]:
+    accounts = gate.effective.accounts
+    summary = _summary(gate, await gate.aaccount(path), _agent_counts(gate))
+    below = [
+        one for one in gate.list_accounts() if one.startswith(f"{path}/") and one.count("/") == path.count("/") + 1
+    ]
+    members = sorted([agent for agent, rules in gate.effective.agents.items() if rules.account == path])
+    agent = split_path(path)[accounts.agent_level] if path.count("/") >= accounts.agent_level else None
+    registered = None if agent is None else await registry.find(agent) is not None
+    return {
+        **{name: getattr(summary, name) for name in summary.__struct_fields__},
+        "accounts": below[:_MOST_NAMES],
+        "members": members[:_MOST_NAMES],
+        "registered": registered,
+    }
+
+
+def _names(path: str) -> list[str]:
+    return path.split("/")
+
+
+def _agent_of(accounts: Accounts, path: str) -> str | None:
+    """The agent of a path that is to be changed; None for an account above the agents."""
+    accounts.check_path("account", path)
+    if path.count("/") < accounts.agent_level:
+        accounts.check_account("account", path)
+        return None
+    return check_agent(split_path(path)[-1])
+
+
+def _is_known(gate: Gate, path: str) -> bool:
+    """Whether the policy, a change or an agent names an account. An agent, and a session of it, is at its own path."""
+    accounts = gate.effective.accounts
+    names = split_path(accounts.check_path("account", path, sessions=True))
+    if len(names) <= accounts.agent_level:
+        return path in gate.list_accounts()
+    return is_within(path, gate.path_of(names[accounts.agent_level]))
+
+
+def _agent_counts(gate: Gate) -> dict[str, int]:
+    """How many agents belong to each account, or to one below it."""
+    counts: dict[str, int] = {}
+    for account in [rules.account for _, rules in gate.effective.agents.items() if rules.account]:
+        names = _names(account)
+        for depth in range(len(names)):
+            path = "/".join(names[: depth + 1])
+            counts[path] = counts.get(path, 0) + 1
+    return counts
+
+
+def _summary(gate: Gate, status: AccountStatus, agents: dict[str, int]) -> AccountSummary:
+    accounts = gate.effective.accounts
+    own = accounts.at.get(status.path)
+    limited = {} if own is None else own.limits
+    planned = accounts.plans.get(status.plan, {})
+
+    def source(resource: Resource) -> str:
+        return "account" if resource in limited else "plan" if resource in planned else "level"
+
+    limits = [_limit_status(one, source((one.resource, one.tool))) for one in status.limits]
+    return AccountSummary(status.path, status.level, status.plan, agents.get(status.path, 0), limits)
+
+
+def _limit_status(one: LimitStatus, source: str) -> AccountLimitStatus:
+    return AccountLimitStatus(
+        resource=one.resource,
+        tool=one.tool,
+        limit=one.limit,
+        source=source,
+        amount=written(one.amount),
+        spent=written(one.spent),
+        held=written(one.held),
+        left=written(one.left),
+        used=one.used,
+        resets_after=one.resets_after,
+    )
+
+
+# Limits in a body -----------------------------------------------------------------------------------------------------
+
+_Limit: TypeAlias = tuple[str, str | None, str | None]
+"""Resource, limit and tool."""
+
+
+def _limits(body: dict[str, Any], accounts: Accounts, *, plan: bool = False) -> list[_Limit]:
+    """The limits in a body: all of them, or an error."""
+    reserved = (_TOOLS, _PLAN) if plan else (_TOOLS,)
+    found = list(_of_tool("", {name: limit for name, limit in body.items() if name not in reserved}, None, accounts))
+    tools = body.get(_TOOLS, {})
+    if not isinstance(tools, dict):
+        refuse(_TOOLS, "an object with limits by tool, such as {'web': {'requests': '100/minute'}}", tools)
+    for tool, limits in tools.items():
+        accounts.check_tool(_TOOLS, tool)
+        if not tool or not isinstance(limits, dict):
+            refuse(f"tools.{tool}", "an object with limits by resource, such as {'requests': '100/minute'}", limits)
+        found += _of_tool(f"tools.{tool}.", limits, tool, accounts)
+    return found
+
+
+def _of_tool(where: str, given: dict[str, Any], tool: str | None, accounts: Accounts) -> Iterator[_Limit]:
+    for resource, limit in given.items():
+        accounts.check_resource(where.rstrip(".") or "resource", resource)
+        yield resource, None if limit is None else _text(f"{where}{resource}", resource, limit, accounts), tool
+
+
+def _text(where: str, resource: str, given: Any, accounts: Accounts) -> str:
+    """A limit as it is recorded."""
+    texts = given if isinstance(given, list) else [given]
+    if not 1 <= len(texts) <= _MOST_LIMITS or not all([isinstance(text, str) for text in texts]):
+        refuse(where, f"a limit such as '500/calendar month', a list of 1 to {_MOST_LIMITS}, or null", given)
+    if any([len(text) > _LONGEST_LIMIT for text in texts]):
+        refuse(where, f"at most {_LONGEST_LIMIT} characters for a limit", given)
+    return account_limit(where, resource, texts, accounts.units).text
+
+
+def _changed_limits(limits: Mapping[Resource, AccountLimit], filed: Mapping[Resource, AccountLimit]) -> list[Resource]:
+    """What differs from the policy."""
+    return [resource for resource, limit in limits.items() if filed.get(resource) != limit]
+
+
+def _expect_edits(edits: list[Edit]) -> None:
+    if not edits:
+        raise RequestError(
+            400, "invalid", "body: expected limits by resource, such as {'usd': '5/calendar day'}, got none"
+        )
+
+
+# Levels and plans -----------------------------------------------------------------------------------------------------
+
+
+async def _defaults(_call: Call, gate: Gate) -> AccountDefaults:
+    accounts = gate.effective.accounts
+    return AccountDefaults(
+        levels=list(accounts.levels),
+        resources=list(accounts.units),
+        tools=sorted(accounts.tools),
+        zone=accounts.zone,
+        level_limits={level: limit_settings(accounts.defaults.get(level, {})) for level in accounts.levels},
+        plans={plan: limit_settings(limits) for plan, limits in sorted(accounts.plans.items())},
+    )
+
+
+async def _set_level(call: Call, gate: Gate) -> AccountDefaults:
+    accounts = gate.effective.accounts
+    level = accounts.check_level("level", call.parts["level"])
+    return await _set_defaults(call, gate, lambda *one: level_limit(level, *one))
+
+
+async def _set_plan(call: Call, gate: Gate) -> AccountDefaults:
+    accounts = gate.effective.accounts
+    plan = accounts.check_plan("plan", call.parts["plan"])
+    return await _set_defaults(call, gate, lambda *one: plan_limit(plan, *one))
+
+
+async def _set_defaults(call: Call, gate: Gate, edit: Callable[..., Edit]) -> AccountDefaults:
+    edits = [edit(*one) for one in _limits(call.body, gate.effective.accounts)]
+    _expect_edits(edits)
+    await gate.achange(edits, by=call.by)
+    return await _defaults(call, gate)
+
+
+async def _reset_level(call: Call, gate: Gate) -> AccountDefaults:
+    accounts = gate.effective.accounts
+    level = accounts.check_level("level", call.parts["level"])
+    changed = _changed_limits(accounts.defaults.get(level, {}), gate.policy.accounts.defaults.get(level, {}))
+    edits = [level_limit(level, resource, None, tool) for resource, tool in changed]
+    await gate.achange(edits, by=call.by)
+    return await _defaults(call, gate)
+
+
+async def _reset_plan(call: Call, gate: Gate) -> AccountDefaults:
+    accounts = gate.effective.accounts
+    plan = accounts.check_plan("plan", call.parts["plan"])
+    changed = _changed_limits(accounts.plans[plan], gate.policy.accounts.plans[plan])
+    edits = [plan_limit(plan, resource, None, tool) for resource, tool in changed]
+    await gate.achange(edits, by=call.by)
+    return await _defaults(call, gate)
+
+
+# Agents ---------------------------------------------------------------------------------------------------------------
+
+
+async def _set_agent(call: Call, gate: Gate, registry: Registry) -> AgentAccount:
+    agent, body = call.parts["agent"], call.body
+    accounts, edits, known = gate.effective.accounts, [], True
+    registered = await registry.find(agent) is not None
+    if body.account is not UNSET:
+        path = body.account
+        if path:
+            known = accounts.check_account("account", path) in gate.list_accounts()
+        edits.append(changes.account(agent, path))
+    if body.plan is not UNSET:
+        if body.plan is not None:
+            accounts.check_plan("plan", body.plan)
+        edits.append(agent_plan(agent, body.plan))
+    if not edits:
+        raise RequestError(400, "invalid", "body: expected an account or a plan, got neither")
+    await gate.achange(edits, by=call.by)
+    rules = gate.effective.agents.get(agent)
+    of, plan = ("", "") if rules is None else (rules.account, rules.plan)
+    return AgentAccount(agent, gate.path_of(agent), of, plan, registered, known)
+
+
+# Holds and usage ------------------------------------------------------------------------------------------------------
+
+
+async def _holds(call: Call, gate: Gate) -> AccountHolds:
+    limit = call.query.limit
+    found = await gate.alist_holds(call.parts["account"], limit + 1)
+    holds = []
+    for one in islice(found, limit):
+        costs = {resource: written(amount) for resource, amount in one.costs.items()}
+        holds.append(
+            HeldAnswer(one.id, one.agent, one.account, one.session, one.tool, one.state, costs, one.lease_left)
+        )
+    return AccountHolds(holds, len(found) > limit)
+
+
+async def _usage(call: Call, gate: Gate) -> UsageTotals:
+    first, last, by, totals = await _totals(call, gate)
+    found = [GroupTotal(dict(zip(by, one.group, strict=True)), written(one.amount)) for one in totals]
+    return UsageTotals(first, last, gate.effective.accounts.zone, list(by), found)
+
+
+async def _usage_csv(call: Call, gate: Gate) -> ApiResponse:
+    _, _, by, totals = await _totals(call, gate)
+    name = [(b"content-disposition", b'attachment; filename="usage.csv"')]
+    return ApiResponse(200, usage_csv(by, totals).encode(), name, _CSV)
+
+
+async def _totals(call: Call, gate: Gate) -> tuple[date, date, tuple[str, ...], list[UsageTotal]]:
+    query, accounts = call.query, gate.effective.accounts
+    kept, today = gate.usage_days()
+    month = today.year * 12 + today.month - _MONTHS
+    first = max(date(month // 12, month % 12 + 1, 1), kept) if query.first is None else query.first
+    last = max(today, first) if query.last is None else query.last
+    by = usage_groups(query.by.split(","), accounts)
+    if not kept <= first <= last:
+        refuse("from", f"a day from {kept}, the first that is kept, to {last}", str(first))
+    if last.year > today.year + 1:
+        refuse("to", f"a day up to the end of {today.year + 1}", str(last))
+    totals = await gate.ausage_totals(first, last, query.account or None, by)
+    if len(totals) > MAX_TOTALS:
+        refuse(
+            "usage",
+            f"at most {MAX_TOTALS:,} totals: choose an account, fewer days, or fewer groups",
+            f"{len(totals):,}",
+        )
+    return first, last, by, totals
+
+
+_ACCOUNTS: Final = "/api/admin/accounts"
+_DEFAULTS: Final = "/api/admin/account-defaults"
+ROUTES: Final = (
+    Route(
+        "GET", _ACCOUNTS, "admin", Who.ADMIN, _accounts, AccountTree,
+        "accounts above the agents, each before those below it: limit, spent, held and left", query=AccountsPage,
+    ),
+    Route(
+        "GET", f"{_ACCOUNTS}/{{account}}", "admin", Who.ADMIN, _one_account, AccountDetail,
+        "an account, an agent or a session by its path",
+    ),
+    Route(
+        "PUT", f"{_ACCOUNTS}/{{account}}", "admin", Who.ADMIN, _set_account, ChangedAccount,
+        "set or remove limits of an account or an agent, and its plan: one change", body=NewAccount,
+    ),
+    Route(
+        "DELETE", f"{_ACCOUNTS}/{{account}}", "admin", Who.ADMIN, _reset_account, ChangedAccount,
+        "put an account back to the limits and the plan of the policy",
+    ),
+    Route(
+        "GET", f"{_ACCOUNTS}/{{account}}/holds", "admin", Who.ADMIN, _holds, AccountHolds,
+        "open and expired holds of an account and everything below it", query=HoldsPage,
+    ),
+    Route(
+        "GET", _DEFAULTS, "admin", Who.ADMIN, _defaults, AccountDefaults, "limits of levels and plans",
+    ),
+    Route(
+        "PUT", f"{_DEFAULTS}/levels/{{level}}", "admin", Who.ADMIN, _set_level, AccountDefaults,
+        "set or remove limits of each account of a level: one change", body=NewAccountLimits,
+    ),
+    Route(
+        "DELETE", f"{_DEFAULTS}/levels/{{level}}", "admin", Who.ADMIN, _reset_level, AccountDefaults,
+        "put a level back to the limits of the policy",
+    ),
+    Route(
+        "PUT", f"{_DEFAULTS}/plans/{{plan}}", "admin", Who.ADMIN, _set_plan, AccountDefaults,
+        "set or remove limits of a plan: one change", body=NewAccountLimits,
+    ),
+    Route(
+        "DELETE", f"{_DEFAULTS}/plans/{{plan}}", "admin", Who.ADMIN, _reset_plan, AccountDefaults,
+        "put a plan back to the limits of the policy",
+    ),
+    Route(
+        "PUT", "/api/admin/agents/{agent}/account", "admin", Who.ADMIN, _set_agent, AgentAccount,
+        "move an agent to an account, or give it a plan", body=NewAgentAccount,
+    ),
+    Route(
+        "GET", "/api/admin/usage", "admin", Who.ADMIN, _usage, UsageTotals,
+        "what was used, added up by resource and other groups", query=UsageQuery,
+    ),
+    Route(
+        "GET", "/api/admin/usage.csv", "admin", Who.ADMIN, _usage_csv, str, "the same as CSV", query=UsageQuery,
+        media=_CSV,
+    ),
+)  # fmt: skip

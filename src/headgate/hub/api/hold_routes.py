@@ -1,0 +1,367 @@
+"""Routes of the decision service for holds: a program in any language reserves on its accounts, and settles.
+
+A caller acts for itself and sees the accounts on its own path; an admin acts for any agent and sees every account.
+Nobody renews a lease here: the program extends it.
+"""
+
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Annotated, Any, Final, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from headgate.errors import refuse
+from headgate.gate import Gate
+from headgate.gate.account_holds import AccountHold, AccountHoldSummary, LimitStatus
+from headgate.gate.accounts import NO_ACCOUNT, is_within, split_path
+from headgate.gate.policy import check_agent
+from headgate.http import PROBLEM_JSON
+from headgate.http.problem import describe_denial
+from headgate.http.structured_fields import as_printable
+from headgate.hub.api.http import ApiResponse, DeniedBody
+from headgate.hub.api.routing import Body, Call, Route, Who
+from headgate.hub.errors import BLOCKED_BY_OPERATOR, RequestError
+from headgate.hub.sockets.frames import AgentId
+from headgate.limits.decision import Decision
+from headgate.limits.numbers import LARGEST
+
+MAX_TIMEOUT: Final = 30
+"""Seconds for which the hub lets a hold wait."""
+MAX_RESOURCES: Final = 64
+"""In the costs of one request."""
+MAX_LISTED: Final = 100
+"""Holds in one answer."""
+_EXACT_DIGITS: Final = 15  # significant digits of a decimal that every double keeps
+_DIGITS: Final = 22  # on each side of the point, as in a limit's text
+
+# Bodies and answers ---------------------------------------------------------------------------------------------------
+
+_Text: TypeAlias = Annotated[str, Meta(pattern=rf"^[0-9]{{1,{_DIGITS}}}(\.[0-9]{{1,{_DIGITS}}})?$(?!\n)")]
+Amount: TypeAlias = _Text | Annotated[int, Meta(ge=0, le=LARGEST)] | Annotated[float, Meta(ge=0, le=LARGEST)]
+Costs: TypeAlias = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Amount],
+    Meta(
+        max_length=MAX_RESOURCES,
+        description="by resource: whole numbers, or texts such as '0.0312' with as many decimals as the unit has",
+    ),
+]
+Lease: TypeAlias = Annotated[float, Meta(ge=0, description="seconds, up to accounts.max_lease of the policy")]
+HoldId: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9_~:-][A-Za-z0-9._~:-]*$(?!\n)",
+        max_length=200,
+        description="letters, digits, and - _ ~ : .; the same id again is the same hold",
+    ),
+]
+_Session: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)] | Annotated[int, Meta(ge=0, le=2**53)]
+_Tool: TypeAlias = Annotated[str, Meta(max_length=128)]
+
+
+class NewHold(Body):
+    """What to reserve, beside one request and one slot of each account that limits them."""
+
+    costs: Costs = msgspec.field(default_factory=dict)
+    agent: AgentId | None = None
+    """For admins: the agent that holds."""
+    session: _Session | None = None
+    tool: _Tool | None = None
+    lease: Lease | None = None
+    """60 seconds unless it is given, or `accounts.max_lease` of the policy if that is less."""
+    timeout: Annotated[float, Meta(ge=0, le=MAX_TIMEOUT, description="seconds to wait if it is denied")] = 0
+    id: HoldId | None = None
+
+
+class Settlement(Body):
+    """What was used. A resource that isn't named costs what is reserved for it."""
+
+    costs: Costs | None = None
+
+
+class Extension(Body):
+    """What to reserve more, or in total, and when the lease ends."""
+
+    costs: Costs | None = None
+    """To be added. Repeated, it is added once more."""
+    total: Costs | None = None
+    """To be reserved in all. It can be repeated after a lost answer."""
+    lease: Lease | None = None
+    """Seconds from now; a shorter lease than the present one changes nothing, and 0 ends it."""
+
+
+class ForAgent(Body):
+    agent: AgentId | None = None
+    """For admins: the agent that holds."""
+
+
+class AccountQuery(Body):
+    holds: Annotated[int, Meta(ge=0, le=MAX_LISTED, description="open holds to list")] = 0
+
+
+class HoldBound(Struct):
+    """What decided: the longest wait, or the smallest share left."""
+
+    account: str
+    resource: str
+    tool: str
+
+
+class HoldAnswer(Struct):
+    id: str
+    agent: str
+    account: str
+    """The path of the agent when the hold was made."""
+    session: str
+    tool: str
+    state: str
+    """ "open", "settled", "cancelled" or "expired"."""
+    costs: dict[str, str]
+    """What is reserved, or was settled."""
+    lease_left: float
+    """Seconds; 0 if it isn't open."""
+    outcome: str
+    bound: HoldBound | None
+    degraded: bool
+    """Whether the store was away."""
+
+
+class HoldDenied(DeniedBody):
+    """A denial, with what decided; without it, the caller's own requests are too many, or it is blocked."""
+
+    account: str = ""
+    resource: str = ""
+    tool: str = ""
+
+
+class LimitAnswer(Struct):
+    resource: str
+    tool: str
+    limit: str
+    amount: str
+    spent: str
+    held: str
+    left: str
+    resets_after: float | None
+    """Seconds until all that was spent has come back; null if it never does by itself."""
+
+
+class HeldAnswer(Struct):
+    id: str
+    agent: str
+    account: str
+    session: str
+    tool: str
+    state: str
+    costs: dict[str, str]
+    lease_left: float
+
+
+class AccountAnswer(Struct):
+    path: str
+    level: str
+    plan: str
+    limits: list[LimitAnswer]
+    holds: list[HeldAnswer]
+    """An agent is shown its own."""
+
+
+# Costs ----------------------------------------------------------------------------------------------------------------
+
+
+def read_costs(costs: Mapping[str, str | float]) -> dict[str, Any]:
+    """Costs from JSON, for a gate. A number that may not be exact is refused."""
+    return {resource: _read_amount(f"costs.{resource}", amount) for resource, amount in costs.items()}
+
+
+def _read_amount(where: str, amount: str | float) -> int | str:
+    if isinstance(amount, int):
+        return amount
+    number = Decimal(amount if isinstance(amount, str) else repr(amount))
+    if isinstance(amount, float) and len(number.normalize().as_tuple().digits) > _EXACT_DIGITS:
+        refuse(where, f"a text such as '0.0312', or a number of at most {_EXACT_DIGITS} digits, to be exact", amount)
+    return int(number) if number == number.to_integral_value() else written(number)
+
+
+def written(amount: Decimal) -> str:
+    """An amount without an exponent."""
+    return format(amount, "f")
+
+
+def _written_costs(costs: Mapping[str, Decimal]) -> dict[str, str]:
+    return {resource: written(amount) for resource, amount in costs.items()}
+
+
+# Answers --------------------------------------------------------------------------------------------------------------
+
+
+def _answer(hold: AccountHold) -> HoldAnswer:
+    decision, bound = hold.decision, hold.bound
+    return HoldAnswer(
+        hold.id,
+        hold.agent,
+        hold.account,
+        hold.session,
+        hold.tool,
+        hold.state,
+        _written_costs(hold.costs),
+        hold.lease_left,
+        decision.outcome.value,
+        None if bound is None else HoldBound(*bound),
+        decision.degraded,
+    )
+
+
+def _denial(gate: Gate, hold: AccountHold, decision: Decision) -> ApiResponse:
+    """The response to a hold that is denied, or can't reserve more."""
+    bound = hold.bound
+    told = describe_denial(decision, "hold" if bound is None else bound.resource)
+    if bound is not None and not decision.degraded:
+        wait = f"; try again in {told.retry_after_ms // 1000} s"
+        if decision.retry_us is None:
+            wait = ": it is more than the limit ever allows"
+        policy = as_printable(hold.denial().pace)
+        told = told._replace(detail=f"not enough left of {bound}{wait}", policies=(policy,))
+    elif gate.is_blocked(hold.agent):
+        told = told._replace(detail=BLOCKED_BY_OPERATOR)
+    found = msgspec.json.decode(told.encode())
+    if bound is not None:
+        found |= bound._asdict()
+    headers = [(b"retry-after", dict(told.headers)["retry-after"].encode())]
+    return ApiResponse(told.status, msgspec.json.encode(found), headers, PROBLEM_JSON)
+
+
+def _limit(status: LimitStatus) -> LimitAnswer:
+    amount, spent, held, left = map(written, (status.amount, status.spent, status.held, status.left))
+    return LimitAnswer(status.resource, status.tool, status.limit, amount, spent, held, left, status.resets_after)
+
+
+def _held(hold: AccountHoldSummary) -> HeldAnswer:
+    who = hold.id, hold.agent, hold.account, hold.session, hold.tool, hold.state
+    return HeldAnswer(*who, _written_costs(hold.costs), hold.lease_left)
+
+
+# Handlers -------------------------------------------------------------------------------------------------------------
+
+
+def _agent(call: Call, given: str | None) -> str:
+    """The agent that a caller acts for."""
+    if given is None or given == call.agent:
+        if not call.agent:
+            raise RequestError(
+                400, "invalid", "agent: expected the agent to act for, got none; an admin has to name it"
+            )
+        return call.agent
+    if not call.admin:
+        raise RequestError(403, "forbidden", "agent: only an admin may act for another agent")
+    return check_agent(given)
+
+
+def _check_lease(gate: Gate, lease: float | None) -> None:
+    most = gate.effective.accounts.max_lease
+    if lease is not None and lease > most:
+        refuse("lease", f"at most {most:g} seconds (accounts.max_lease)", lease)
+
+
+async def _hold(call: Call, gate: Gate) -> HoldAnswer | ApiResponse:
+    body: NewHold = call.body
+    agent, costs = _agent(call, body.agent), read_costs(body.costs)
+    hold = await gate.ahold(
+        agent,
+        costs,
+        session=body.session,
+        tool=body.tool,
+        lease=body.lease,
+        timeout=body.timeout,
+        hold_id=body.id,
+    )
+    return _answer(hold) if hold else _denial(gate, hold, hold.decision)
+
+
+async def _find(call: Call, gate: Gate) -> AccountHold:
+    return await gate.afind_hold(_agent(call, call.query.agent), call.parts["id"])
+
+
+async def _get(call: Call, gate: Gate) -> HoldAnswer:
+    return _answer(await _find(call, gate))
+
+
+async def _settle(call: Call, gate: Gate) -> HoldAnswer:
+    body: Settlement = call.body
+    costs = None if body.costs is None else read_costs(body.costs)
+    hold = await _find(call, gate)
+    await hold.asettle(costs)
+    return _answer(hold)
+
+
+async def _extend(call: Call, gate: Gate) -> HoldAnswer | ApiResponse:
+    body: Extension = call.body
+    if body.costs is not None and body.total is not None:
+        refuse("body", "costs to be added, or the total", "both")
+    _check_lease(gate, body.lease)
+    more = None if body.costs is None else read_costs(body.costs)
+    total = None if body.total is None else read_costs(body.total)
+    hold = await _find(call, gate)
+    if body.lease == 0:
+        if more is not None or total is not None:
+            refuse("lease", "a time above 0 for a hold that reserves more", body.lease)
+        await hold.aexpire()
+        return _answer(hold)
+    before = hold.costs
+    if total is not None:
+        more = {one: str(max(Decimal(cost) - before.get(one, 0), Decimal(0))) for one, cost in total.items()}
+        more = {one: _read_amount(f"total.{one}", cost) for one, cost in more.items()}
+    decision = await hold.aextend(more, lease=body.lease)
+    if not decision and hold.costs == before:  # else it is counted and never denied
+        return _denial(gate, hold, decision)
+    return _answer(hold)
+
+
+async def _cancel(call: Call, gate: Gate) -> HoldAnswer:
+    hold = await _find(call, gate)
+    await hold.acancel()
+    return _answer(hold)
+
+
+async def _account(call: Call, gate: Gate) -> AccountAnswer:
+    path, listed = call.parts["path"], call.parts["path"]
+    if not call.admin:
+        own = gate.path_of(call.agent)
+        above = is_within(own, path) and NO_ACCOUNT not in split_path(path)
+        if not (above or is_within(path, own)):
+            raise RequestError(404, "unknown_account", "there is no such account, or it is none of yours")
+        listed = path if is_within(path, own) else own
+    account = await gate.aaccount(path)
+    count = call.query.holds
+    holds = await gate.alist_holds(listed, count) if count else []
+    limits = [_limit(limit) for limit in account.limits]
+    return AccountAnswer(account.path, account.level, account.plan, limits, [_held(hold) for hold in holds])
+
+
+_PATH: Final = "/v1/holds/{id}"
+ROUTES: Final = (
+    Route(
+        "POST", "/v1/holds", "post_hold", Who.PROGRAM, _hold, HoldAnswer,
+        "reserve on all accounts above an agent, or nowhere", body=NewHold, status=201, denial=HoldDenied,
+    ),
+    Route(
+        "GET", _PATH, "get_hold", Who.PROGRAM, _get, HoldAnswer, "a hold of the caller", query=ForAgent,
+        denial=HoldDenied,
+    ),
+    Route(
+        "POST", f"{_PATH}/settle", "post_hold_settle", Who.PROGRAM, _settle, HoldAnswer,
+        "end a hold, and count what was used", body=Settlement, query=ForAgent, denial=HoldDenied, body_required=False,
+    ),
+    Route(
+        "POST", f"{_PATH}/extend", "post_hold_extend", Who.PROGRAM, _extend, HoldAnswer,
+        "reserve more, or let the lease end later", body=Extension, query=ForAgent, denial=HoldDenied,
+    ),
+    Route(
+        "POST", f"{_PATH}/cancel", "post_hold_cancel", Who.PROGRAM, _cancel, HoldAnswer,
+        "end a hold, and give back all that it has reserved", query=ForAgent, denial=HoldDenied,
+    ),
+    Route(
+        "GET", "/v1/accounts/{path}", "get_account", Who.PROGRAM, _account, AccountAnswer,
+        "an account on the caller's path: its limits, and what is spent, held and left", query=AccountQuery,
+    ),
+)  # fmt: skip

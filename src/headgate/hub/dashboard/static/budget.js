@@ -1,0 +1,32 @@
+// How a limit of an account is shown, wherever it is. Amounts are decimals, which the hub sends as text.
+
+import { setAttribute, timeText } from "./dom.js";
+import { drawBar, level, percent } from "./state.js";
+
+const amounts = new Intl.NumberFormat("en", { maximumFractionDigits: 6 });
+const UNITS = 1e6; // in which shares are compared: no unit has more decimals that matter
+
+/** An amount, with all its digits. */
+export const amountText = (text) => amounts.format(text);
+
+/** The use of a limit, as that of a bucket. */
+export function budgetOf({ resource, tool, amount, left, limit }) {
+  const [capacity, remaining] = [amount, left].map((text) => Math.round(Number(text) * UNITS));
+  return { capacity, remaining: Math.min(Math.max(remaining, 0), capacity), resource, tool, limit, left };
+}
+
+/** Draw the bar of a limit, and return its share in words. */
+export function drawBudget(meter, budget) {
+  const used = `${percent(budget)} %`;
+  setAttribute(meter, "data-level", level(budget));
+  setAttribute(meter, "aria-valuenow", percent(budget));
+  setAttribute(meter, "aria-valuetext", `${used} of ${budget.limit} used, ${amountText(budget.left)} left`);
+  drawBar(meter, budget);
+  return used;
+}
+
+/** When everything has come back. */
+export const resetText = ({ resets_at: at, spent, held }) => {
+  if (at !== null) return timeText(at);
+  return Number(spent) || Number(held) ? "never" : "–";
+};

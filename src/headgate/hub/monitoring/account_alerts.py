@@ -1,0 +1,394 @@
+"""Alerts of accounts: a budget is used to 80 percent, or used up.
+
+The gate of each hub emits an event when it sees that. The first hub to put the alert into the shared store sends the
+notification; the others find it there. An alert at 80 percent becomes the one at 100 percent. It is resolved when the
+period of the budget ends, or less than 80 percent is used: the budget was raised, or holds were settled for less.
+
+Open alerts are stored beside those of agents, under names that no agent can have. While the store is away, each hub
+goes by its own memory.
+"""
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from decimal import Decimal
+from math import ceil
+from typing import Final, Literal, TypeAlias
+from uuid import uuid4
+
+import msgspec
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+
+from headgate.errors import HeadgateError, InvalidInput, StoreAway
+from headgate.events import AccountAlerted
+from headgate.gate import Gate
+from headgate.gate.account_holds import LimitStatus
+from headgate.hub.timer import Timer
+from headgate.limits.clock import Clock
+from headgate.limits.notation import parse
+from headgate.stores.base import LAST_MOMENT, AlertOutcome, SharedAlerts
+
+AccountAlertEvent: TypeAlias = Literal["account_alert.raised", "account_alert.resolved"]
+
+MAX_ACCOUNT_ALERTS: Final = 500
+"""Alerts of accounts that are open at the same time, so that there is room in the store for those of agents."""
+SHARES: Final = (0.8, 1.0)
+MARK: Final = "\t"
+"""Starts the name under which an alert is stored. No agent has such a name."""
+
+_MAX_RECENT: Final = 50  # alerts that are shown
+_INTERVAL: Final = 1.0  # seconds between two comparisons with the store
+_RECHECK: Final = 30_000_000  # microseconds between two looks at the budgets of open alerts
+_ROUNDED: Final = 0.001  # seconds by which a moment may be off
+_TRIES: Final = 3
+
+_log = structlog.get_logger("headgate.hub")
+
+
+class AccountAlert(Struct, frozen=True):
+    """A budget of an account is used to a share."""
+
+    alert_id: str
+    account: str
+    """Its path."""
+    resource: str
+    tool: str
+    """"" unless it is the budget of one tool."""
+    share: float
+    """0.8, or 1 if it is used up."""
+    limit: str
+    resets_at: float | None
+    """When the next period begins, in seconds since 1970; None without one."""
+    raised_at: float
+    """When it was first raised, in seconds since 1970."""
+    resolved_at: float | None = None
+    """When it was resolved; None while it is open."""
+    times: int = 1
+    """The number of times that it was raised: again when an 80 percent alert becomes a 100 percent one."""
+
+
+class _OpenAlert:
+    """An open alert, and what this hub knows about it."""
+
+    __slots__ = ("alert", "attempt", "text")
+
+    def __init__(self, alert: AccountAlert, text: str = "") -> None:
+        self.alert = alert
+        self.text = text  # as it is in the store; "" if it is not
+        self.attempt: AccountAlert | None = None  # as this hub tried to resolve it in the store
+
+
+class AccountAlerts:
+    """The alerts of accounts. `send` is called with each that this hub raises or resolves."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        clock: Clock,
+        send: Callable[[AccountAlertEvent, AccountAlert], None],
+        shared: SharedAlerts | None = None,
+        away: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._gate, self._clock, self._send, self._shared, self._away = gate, clock, send, shared, away
+        self.raised: Final[Counter[float]] = Counter(dict.fromkeys(SHARES, 0))
+        """The number of times that this hub raised an alert, by share."""
+        self.resolved = 0
+        """The number of alerts that this hub resolved."""
+        self._open: Final[dict[str, _OpenAlert]] = {}  # by the name under which they are stored
+        self._recent: Final[dict[str, AccountAlert]] = {}
+        self._events: Final[deque[AccountAlerted]] = deque()
+        self._due = False  # whether to look at the budgets of open alerts
+        self._wake: Final = asyncio.Event()
+        self._next_comparison = 0.0
+        self._too_many = False
+        self._timer: Timer | None = None
+        self._loop: Final = asyncio.get_running_loop()
+        self._worker: asyncio.Task[None] | None = None
+
+    @property
+    def open(self) -> int:
+        """The number of open alerts."""
+        return len(self._open)
+
+    def recent(self) -> list[AccountAlert]:
+        """The newest alerts, open or resolved, newest first."""
+        return list(reversed(self._recent.values()))
+
+    def known(self) -> list[AccountAlert]:
+        """All open alerts and the newest resolved ones, newest first."""
+        found = self._recent | {entry.alert.alert_id: entry.alert for entry in self._open.values()}
+        return sorted(found.values(), key=lambda alert: -alert.raised_at)
+
+    def on_alert(self, event: AccountAlerted) -> None:
+        """Raise an alert soon. May be called in any thread."""
+        if len(self._events) < 2 * MAX_ACCOUNT_ALERTS:  # otherwise it is not opened
+            self._events.append(event)
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    def recheck(self) -> None:
+        """Check now which alerts can be resolved: budgets may have changed."""
+        if self._open:
+            self._due = True
+            self._wake.set()
+
+    async def start(self) -> None:
+        """Start, with the alerts that other hubs have left open."""
+        self._worker = self._loop.create_task(self._work())
+
+    async def close(self) -> None:
+        """Stop, and leave the open alerts to other hubs."""
+        while self._worker is not None and not self._worker.done():
+            self._worker.cancel()  # again, since Python 3.11 can lose a cancellation in redis-py
+            await asyncio.wait([self._worker], timeout=0.05)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # One alert after the other ---------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        while True:
+            try:
+                await self._work_once()
+            except Exception:  # noqa: BLE001 - the next ones may succeed
+                _log.exception("an alert of an account failed")
+            try:
+                async with asyncio.timeout(None if self._shared is None else _INTERVAL):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+
+    async def _work_once(self) -> None:
+        before = len(self._open)
+        if self._loop.time() >= self._next_comparison:
+            self._next_comparison = self._loop.time() + _INTERVAL
+            await self._compare()
+        worked = self._due or bool(self._events) or len(self._open) != before
+        while self._events:
+            await self._raise(self._events.popleft())
+            await asyncio.sleep(0)  # let other tasks run, however many alerts there are
+        if self._due:
+            self._due = False
+            await self._check_all()
+        if worked:
+            self._set_timer()
+
+    async def _raise(self, event: AccountAlerted) -> None:
+        """Open an alert, or raise the open one again, and send a notification: unless another hub has."""
+        key = _key(event.account, event.resource, event.tool, event.limit)
+        for _ in range(_TRIES):
+            before = self._open.get(key)
+            if before is not None and self._is_over(before.alert):
+                await self._resolve(key, before)
+                before = self._open.get(key)
+            if before is not None and before.alert.share >= event.share and before.alert.limit == event.limit:
+                return
+            if before is None and len(self._open) >= MAX_ACCOUNT_ALERTS:
+                self._log_too_many()
+                return
+            alert = _raised(event, None if before is None else before.alert)
+            outcome, _ = await self._put(key, alert, "" if before is None else before.text)
+            if outcome == "full":
+                self._log_too_many()
+                return
+            if outcome in ("done", "away"):
+                self._opened(key, alert, _encoded(alert) if outcome == "done" else "")
+                return
+            await self._compare()  # another hub has changed it
+
+    def _opened(self, key: str, alert: AccountAlert, text: str) -> None:
+        self._too_many = False
+        self._open[key] = _OpenAlert(alert, text)
+        self.raised[alert.share] += 1
+        used = "used up" if alert.share == 1 else "nearly used up"
+        _log.warning(
+            f"a budget is {used}",
+            account=alert.account,
+            resource=alert.resource,
+            tool=alert.tool,
+            limit=alert.limit,
+            resets_at=alert.resets_at,
+        )
+        self._show(alert)
+        self._send("account_alert.raised", alert)
+
+    # Resolved ---------------------------------------------------------------------------------------------------------
+
+    def _set_timer(self) -> None:
+        """Look again when the first period ends, and from time to time: holds may be settled for less."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._open:
+            return
+        now, wall = self._clock.now(), self._clock.wall()
+        ends = [entry.alert.resets_at for entry in self._open.values() if entry.alert.resets_at is not None]
+        # One that should be over, and isn't resolved yet, is tried again after a second.
+        waits = [min(ceil((end - wall) * 1_000_000), _RECHECK) if end > wall else 1_000_000 for end in ends]
+        self._timer = Timer(self._clock, now + min(waits, default=_RECHECK), self.recheck)
+
+    async def _check_all(self) -> None:
+        by_account: dict[str, list[str]] = {}
+        for key, entry in list(self._open.items()):
+            if self._is_over(entry.alert):
+                await self._resolve(key, entry)
+            else:
+                by_account.setdefault(entry.alert.account, []).append(key)
+        if self._away():
+            return  # this hub's own memory knows too little; checked again after a while
+        for account, keys in by_account.items():
+            try:
+                limits = (await self._gate.aaccount(account)).limits
+            except StoreAway:
+                return
+            except InvalidInput:  # the policy has no such account any more
+                limits = ()
+            for key in keys:
+                if (left := self._open.get(key)) is not None:
+                    await self._check(key, left, limits)
+            await asyncio.sleep(0)
+
+    def _is_over(self, alert: AccountAlert) -> bool:
+        """Whether the period has ended."""
+        return alert.resets_at is not None and alert.resets_at <= self._clock.wall() + _ROUNDED
+
+    async def _check(self, key: str, entry: _OpenAlert, limits: tuple[LimitStatus, ...]) -> None:
+        """Resolve an alert if less is used now, or take a changed budget over."""
+        alert = entry.alert
+        same = [one for one in limits if _key(one.account, one.resource, one.tool, one.limit) == key]
+        used = _share(same[0]) if same else 0.0
+        if not used:
+            await self._resolve(key, entry)
+        elif same[0].limit != alert.limit:
+            if used > alert.share:
+                event = AccountAlerted(alert.account, alert.resource, alert.tool, used, same[0].limit, alert.resets_at)
+                await self._raise(event)
+                return
+            changed = replace(alert, share=used, limit=same[0].limit)
+            outcome, _ = await self._put(key, changed, entry.text)
+            if outcome in ("done", "away"):
+                entry.alert, entry.attempt = changed, None
+                entry.text = _encoded(changed) if outcome == "done" else entry.text
+                self._show(changed)
+
+    async def _resolve(self, key: str, entry: _OpenAlert) -> None:
+        alert = entry.attempt or replace(entry.alert, resolved_at=time.time())
+        if entry.text and self._shared is not None:
+            entry.attempt = alert
+            try:
+                outcome, _ = await self._shared.end(key, alert.alert_id, entry.text, _encoded(alert))
+            except StoreAway:
+                return  # checked again after a while
+            if outcome != "done":
+                await self._compare()  # another hub was first
+                return
+        self._end(key, alert, ours=True)
+
+    def _end(self, key: str, alert: AccountAlert, *, ours: bool) -> None:
+        """Close an open alert; if this hub has resolved it, send a notification."""
+        del self._open[key]
+        self._show(alert)
+        if ours:
+            self.resolved += 1
+            _log.info("a budget is available again", account=alert.account, resource=alert.resource, tool=alert.tool)
+            self._send("account_alert.resolved", alert)
+
+    # The shared store ------------------------------------------------------------------------------------------------
+
+    async def _put(self, key: str, alert: AccountAlert, known: str) -> tuple[AlertOutcome | Literal["away"], str]:
+        """Put an alert into the store, if there is one."""
+        if self._shared is None or self._away():
+            return "away", ""
+        try:
+            return await self._shared.put(key, alert.alert_id, known, _encoded(alert))
+        except StoreAway:
+            return "away", ""
+
+    async def _compare(self) -> None:
+        """Take over the changes that other hubs have made to the open alerts."""
+        if self._shared is None or self._away():
+            return
+        try:
+            found = {key: text for key, text in (await self._shared.read()).items() if key.startswith(MARK)}
+        except StoreAway:
+            return
+        for key, entry in list(self._open.items()):
+            if found.get(key, "") != entry.text or not entry.text:
+                await self._missing(key, entry)
+        for key, text in found.items():
+            entry_here = self._open.get(key)
+            alert = None if entry_here is not None and entry_here.text == text else _decoded(key, text)
+            if alert is not None:
+                self._open[key] = _OpenAlert(alert, text)
+                self._show(alert)
+
+    async def _missing(self, key: str, entry: _OpenAlert) -> None:
+        """An alert isn't in the store as it was: another hub has changed or resolved it, or the store has lost it."""
+        alert = entry.alert
+        outcome, found = await self._put(key, alert, "")
+        there = _decoded(key, found)
+        if outcome == "done":
+            entry.text, entry.attempt = _encoded(alert), None
+        elif outcome == "ended" and there is not None:
+            # Ours, if our resolution succeeded without an answer.
+            self._end(key, replace(alert, resolved_at=there.resolved_at), ours=there == entry.attempt)
+        elif outcome == "other" and there is not None and there.alert_id != alert.alert_id:
+            # Another hub has raised it, too, while the store was away; or resolved this one, and raised the next.
+            self._end(key, replace(alert, resolved_at=time.time()), ours=not entry.text)
+
+    # Recent alerts --------------------------------------------------------------------------------------------------
+
+    def _show(self, alert: AccountAlert) -> None:
+        before = self._recent.get(alert.alert_id)
+        if before is not None and before.times != alert.times:
+            del self._recent[alert.alert_id]  # raised again, it moves to the front
+        if alert.resolved_at is None or alert.alert_id in self._recent:
+            self._recent[alert.alert_id] = alert
+        if len(self._recent) > _MAX_RECENT:
+            del self._recent[next(iter(self._recent))]
+
+    def _log_too_many(self) -> None:
+        if not self._too_many:
+            self._too_many = True
+            _log.error("too many open alerts of accounts: others are dropped until some are resolved", open=self.open)
+
+
+def _raised(event: AccountAlerted, before: AccountAlert | None) -> AccountAlert:
+    told = (event.account, event.resource, event.tool, event.share, event.limit, event.resets_at)
+    if before is None:
+        return AccountAlert(uuid4().hex, *told, raised_at=time.time())
+    return AccountAlert(before.alert_id, *told, raised_at=before.raised_at, times=before.times + 1)
+
+
+def _share(limit: LimitStatus) -> float:
+    """The share of a limit that is used, as alerts tell it: 1, 0.8, or less (0)."""
+    if limit.left * 5 > limit.amount:
+        return 0.0
+    return 1.0 if limit.left <= Decimal(0) else 0.8
+
+
+def _key(account: str, resource: str, tool: str, limit: str) -> str:
+    """The name under which the alert of a budget is stored: the same whatever its amount, and for no agent."""
+    try:
+        identity = str(parse(limit).identity)
+    except HeadgateError:  # a limit that isn't a budget
+        identity = limit
+    return f"{MARK}{account}\t{resource}\t{tool}\t{identity}"
+
+
+def _encoded(alert: AccountAlert) -> str:
+    return msgspec.json.encode(alert).decode()
+
+
+def _decoded(key: str, text: str) -> AccountAlert | None:
+    """An alert as a hub has written it; None if it is invalid. Fields of later versions are ignored."""
+    try:
+        alert = msgspec.json.decode(text, type=AccountAlert)
+    except msgspec.DecodeError:
+        return None
+    numbers = (alert.raised_at, alert.resolved_at or 0, alert.resets_at or 0, alert.times)
+    valid = alert.share in SHARES and all([0 <= number <= LAST_MOMENT for number in numbers])
+    return alert if valid and _key(alert.account, alert.resource, alert.tool, alert.limit) == key else None

@@ -1,0 +1,410 @@
+"""The clients of the decision service for holds, against a real hub."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from typing import Any
+
+import httpx
+import pytest
+
+from headgate import HoldError, InvalidInput, ManualClock, Policy, UnknownHold
+from headgate.client import HoldClient, HoldDenied, HubUnavailable, Refused, SyncHoldClient
+from headgate.gate.accounts import Bound
+from tests.support.hub import ADMIN, Running, running
+from tests.support.valkey import PATIENCE, wait_for
+
+POLICY = Policy(
+    limits={"light": "100000/minute", "normal": "100000/minute"},
+    accounts={"tools": ["web"], "default": {"agent": {"slots": "2 in flight"}}, "at": {"acme": {"usd": "10 in all"}}},
+    agents={"planner": {"account": "acme"}},
+)
+
+
+class SkippingClock(ManualClock):
+    """A clock on which every pause is over at once; `pauses` has their seconds."""
+
+    def __init__(self) -> None:
+        super().__init__(1000)
+        self.pauses: list[float] = []
+
+    def alarm(self, when: int, wake: Callable[[], None]) -> float | None:
+        self.pauses.append((when - self.now()) / 1_000_000)
+        self.advance(self.pauses[-1])
+        return 0.0
+
+
+@pytest.fixture
+def hub() -> Iterator[Running]:
+    with running(POLICY) as hub:
+        yield hub
+
+
+@pytest.fixture
+def token(hub: Running) -> str:
+    return hub.register("planner")
+
+
+def left(hub: Running) -> str:
+    """What is left of the account's money, and of the agent's slots."""
+    usd, slots = [hub.hub.gate.account(path).limits[0].left for path in ("acme", "acme/-/planner")]
+    return f"{usd:.2f} {slots}"
+
+
+def state(hub: Running, hold_id: str) -> str:
+    return hub.hub.gate.find_hold("planner", hold_id).state
+
+
+class LossyTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
+    """Loses requests or answers, as the script says: "request", "answer", a status, or "" for neither."""
+
+    def __init__(self, *script: str | int) -> None:
+        self.script = list(script)
+        self.seen: list[str] = []
+        self._sync, self._async = httpx.HTTPTransport(), httpx.AsyncHTTPTransport()
+
+    def _before(self, request: httpx.Request) -> str | int:
+        self.seen.append(f"{request.method} {request.url.path.rpartition('/')[2]}")
+        fault = self.script.pop(0) if self.script else ""
+        if fault == "request":
+            raise httpx.ConnectError("refused")
+        return fault
+
+    def _after(self, fault: str | int) -> None:
+        if fault == "answer":
+            raise httpx.ReadError("reset")
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        fault = self._before(request)
+        if isinstance(fault, int):
+            return httpx.Response(fault, json={"error": "unavailable", "detail": "away"}, headers={"retry-after": "2"})
+        response = self._sync.handle_request(request)
+        self._after(fault)
+        return response
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        fault = self._before(request)
+        if isinstance(fault, int):
+            return httpx.Response(fault, json={"error": "unavailable", "detail": "away"}, headers={"retry-after": "2"})
+        response = await self._async.handle_async_request(request)
+        self._after(fault)
+        return response
+
+    def close(self) -> None:
+        self._sync.close()
+
+    async def aclose(self) -> None:
+        await self._async.aclose()
+
+
+async def test_a_block_is_settled_with_what_was_used(hub: Running, token: str) -> None:
+    async with HoldClient(f"http://{hub}", token) as client:
+        async with client.hold({"usd": "3"}, session="run-42", tool="web") as hold:
+            assert (hold.state, hold.account, hold.costs["usd"]) == ("open", "acme/-/planner", Decimal(3))
+            assert left(hub) == "7.00 1"
+            hold.use({"usd": 0.1})
+            hold.use({"usd": 0.2})  # exact: 0.3
+        assert (hold.state, hold.costs["usd"], left(hub)) == ("settled", Decimal("0.3"), "9.70 2")
+        async with client.hold({"usd": "1"}):
+            pass
+        assert left(hub) == "8.70 2"
+
+
+def test_a_block_in_a_thread_is_settled_with_what_was_used(hub: Running, token: str) -> None:
+    with SyncHoldClient(f"http://{hub}/", token) as client:
+        with client.hold({"usd": "3"}, session="run-42") as hold:
+            assert left(hub) == "7.00 1"
+            hold.use({"usd": "0.25"})
+        assert (hold.state, hold.costs["usd"], left(hub)) == ("settled", Decimal("0.25"), "9.75 2")
+        assert client.account("acme").limits[0].left == Decimal("9.75")
+        assert client.account("acme") == hub.hub.gate.account("acme")
+
+
+async def test_the_verbs(hub: Running, token: str) -> None:
+    async with HoldClient(f"http://{hub}", token) as client:
+        hold = await client.hold({"usd": 1}, hold_id="one")
+        await hold.extend({"usd": "0.5"}, lease=100)
+        assert hold.costs["usd"] == Decimal("1.5")
+        found = await client.find_hold("one")
+        await found.settle({"usd": Decimal("0.75")})
+        assert (found.state, left(hub)) == ("settled", "9.25 2")
+        with pytest.raises(HoldError):
+            await hold.settle({"usd": 1})
+        other = await client.hold({"usd": 1})
+        await other.cancel()
+        assert (other.state, left(hub)) == ("cancelled", "9.25 2")
+        with pytest.raises(UnknownHold, match="unknown hold 'none' of 'this agent'"):
+            await client.find_hold("none")
+        assert (await client.account("acme")).limits[0].spent == Decimal("0.75")
+
+
+def test_the_verbs_in_a_thread(hub: Running, token: str) -> None:
+    with SyncHoldClient(f"http://{hub}", token) as client:
+        hold = client.hold({"usd": 1}, hold_id="one")
+        hold.extend({"usd": "0.5"}, lease=100)
+        client.find_hold("one").settle({"usd": "0.75"})
+        assert left(hub) == "9.25 2"
+        client.hold({"usd": 1}).cancel()
+        assert left(hub) == "9.25 2"
+        with pytest.raises(UnknownHold):
+            client.find_hold("none")
+
+
+async def test_an_admin_holds_for_an_agent(hub: Running) -> None:
+    async with HoldClient(f"http://{hub}", ADMIN, agent="planner") as client:
+        async with client.hold({"usd": 1}) as hold:
+            assert hold.account == "acme/-/planner"
+        assert left(hub) == "9.00 2"
+
+
+async def test_a_denial_says_what_bound_and_is_not_repeated(hub: Running, token: str) -> None:
+    lossy = LossyTransport()
+    client = HoldClient(f"http://{hub}", token, http=httpx.AsyncClient(transport=lossy))
+    async with client:
+        with pytest.raises(HoldDenied) as denied:
+            async with client.hold({"usd": "10.01"}):
+                pytest.fail("the block must not run")
+        assert denied.value.bound == Bound("acme", "usd", "")
+        hold = await client.hold({"usd": "9"})
+        with pytest.raises(HoldDenied, match="not enough left of usd of acme"):
+            await hold.extend({"usd": "1.01"})
+        assert (left(hub), len(lossy.seen)) == ("1.00 1", 3)
+
+
+async def test_a_block_that_raises_keeps_the_cost_and_frees_the_slot(hub: Running, token: str) -> None:
+    async with HoldClient(f"http://{hub}", token) as client:
+        for used, expected in [("0", "9.00 2"), ("1.5", "7.50 2")]:
+            with pytest.raises(ZeroDivisionError):
+                await _fail(client, used)
+            assert left(hub) == expected
+        entered = asyncio.Event()
+        task = asyncio.create_task(_hold_for_ever(client, entered))
+        await asyncio.wait_for(entered.wait(), PATIENCE)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert left(hub) == "6.50 2"
+
+
+async def _fail(client: HoldClient, used: str) -> None:
+    async with client.hold({"usd": 1}) as hold:
+        hold.use({"usd": used})
+        raise ZeroDivisionError
+
+
+async def _hold_for_ever(client: HoldClient, entered: asyncio.Event) -> None:
+    async with client.hold({"usd": 1}, timeout=30):
+        entered.set()
+        await asyncio.Event().wait()
+
+
+async def test_a_hold_that_nobody_waits_for_any_more_is_cancelled(hub: Running, token: str) -> None:
+    async with HoldClient(f"http://{hub}", token) as client:
+        others = [await client.hold({"usd": 1}) for _ in range(2)]  # all slots
+        task = asyncio.create_task(_hold_for_ever(client, asyncio.Event()))
+        queues = hub.hub.gate._hold_queues
+        await asyncio.to_thread(wait_for, lambda: queues.length("acme/-/planner"), "the hold to wait")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await others[0].settle({"usd": 0})
+    assert left(hub) == "9.00 1"
+
+
+def test_a_block_in_a_thread_that_raises_keeps_the_cost(hub: Running, token: str) -> None:
+    with SyncHoldClient(f"http://{hub}", token) as client:
+        with pytest.raises(ZeroDivisionError), client.hold({"usd": 1}) as hold:
+            raise ZeroDivisionError
+        assert (hold.state, left(hub)) == ("expired", "9.00 2")
+
+
+async def test_the_lease_is_renewed_while_the_block_runs(hub: Running, token: str) -> None:
+    async with HoldClient(f"http://{hub}", token, clock=hub.clock) as client:
+        async with client.hold({"usd": 1}, lease=60) as hold:
+            for _ in range(6):
+                await asyncio.sleep(0)  # the renewer goes to sleep
+                await asyncio.to_thread(wait_for, lambda: hub.clock._alarms, "the pause of the renewer")
+                hub.clock.advance(20)
+                await asyncio.to_thread(_renewed, hub, hold.id)
+            assert not hold.lost
+        assert (hold.state, left(hub)) == ("settled", "9.00 2")
+
+
+def _renewed(hub: Running, hold_id: str) -> None:
+    wait_for(lambda: hub.hub.gate.find_hold("planner", hold_id).lease_left == 60, "the renewal")
+
+
+def test_the_lease_is_renewed_in_a_thread(hub: Running, token: str) -> None:
+    with SyncHoldClient(f"http://{hub}", token, clock=hub.clock) as client:
+        with client.hold({"usd": 1}, lease=60) as hold:
+            for _ in range(6):
+                wait_for(lambda: hub.clock._alarms, "the pause of the renewer")
+                hub.clock.advance(20)
+                _renewed(hub, hold.id)
+        assert (hold.state, left(hub)) == ("settled", "9.00 2")
+
+
+async def test_a_lease_is_not_renewed_beyond_the_greatest_age(hub: Running, token: str) -> None:
+    async with HoldClient(f"http://{hub}", token, clock=hub.clock) as client:
+        async with client.hold({"usd": 1}, lease=60, max_age=20) as hold:
+            await asyncio.to_thread(wait_for, lambda: hub.clock._alarms, "the pause of the renewer")
+            hub.clock.advance(20)
+            assert hold._renewer is not None
+            await asyncio.wait([hold._renewer], timeout=PATIENCE)
+            hub.clock.advance(60)
+            assert state(hub, hold.id) == "expired"
+        assert (hold.state, left(hub)) == ("settled", "9.00 2")  # late, but known
+
+
+@pytest.mark.parametrize("fault", ["request", "answer", 503, 502])
+async def test_lost_requests_and_answers_are_repeated_and_charge_once(
+    hub: Running, token: str, fault: str | int
+) -> None:
+    clock, lossy = SkippingClock(), LossyTransport(fault, fault, "")
+    http = httpx.AsyncClient(transport=lossy)
+    async with HoldClient(f"http://{hub}", token, clock=clock, http=http) as client:
+        hold = await client.hold({"usd": 1})
+        assert left(hub) == "9.00 1"
+        lossy.script = [fault, ""]
+        await hold.extend({"usd": 1})
+        assert left(hub) == "8.00 1"
+        lossy.script = [fault, ""]
+        await hold.settle({"usd": "0.5"})
+        assert left(hub) == "9.50 2"
+    assert lossy.seen == ["POST holds"] * 3 + ["POST extend"] * 2 + ["POST settle"] * 2
+    least = 2 if isinstance(fault, int) else 0.25
+    assert all(least <= pause <= 2.2 for pause in clock.pauses)
+
+
+@pytest.mark.parametrize("fault", ["answer", 503])
+def test_a_thread_repeats_lost_requests_too(hub: Running, token: str, fault: str | int) -> None:
+    clock, lossy = SkippingClock(), LossyTransport(fault, "")
+    with SyncHoldClient(f"http://{hub}", token, clock=clock, http=httpx.Client(transport=lossy)) as client:
+        hold = client.hold({"usd": 1})
+        lossy.script = [fault, ""]
+        hold.settle({"usd": "0.5"})
+    assert left(hub) == "9.50 2"
+
+
+async def test_a_hub_that_stays_away_is_given_up_in_time() -> None:
+    clock, lossy = SkippingClock(), LossyTransport(*["request"] * 1000)
+    http = httpx.AsyncClient(transport=lossy)
+    async with HoldClient("http://127.0.0.1:1", "token", clock=clock, retry_within=30, http=http) as client:
+        with pytest.raises(HubUnavailable, match="refused"):
+            await client.hold({"usd": 1})
+    assert 15 <= sum(clock.pauses) <= 30
+    assert len(lossy.seen) == len(clock.pauses) + 1 <= 12
+
+
+async def test_a_settlement_that_fails_does_not_hide_the_error_of_the_block(
+    hub: Running, token: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, lossy = SkippingClock(), LossyTransport()
+    http = httpx.AsyncClient(transport=lossy)
+    client = HoldClient(f"http://{hub}", token, clock=ManualClock(), retry_within=0, http=http)
+    async with client:
+        lossy.script = ["", *["request"] * 9]
+        with caplog.at_level(logging.WARNING, "headgate.client"), pytest.raises(ZeroDivisionError):
+            await _fail(client, "0")
+        assert "was not ended" in caplog.text
+        lossy.script = []
+        lossy.script = ["", *["request"] * 9]
+        with pytest.raises(HubUnavailable):
+            async with client.hold({"usd": 1}):
+                pass
+    assert clock.pauses == []
+
+
+async def test_the_programs_own_limit_is_waited_for(token: str) -> None:
+    policy = Policy(limits={"normal": "1/second", "light": "100/minute"}, agents={"planner": {"account": "acme"}})
+    with running(policy) as hub:
+
+        class Both(SkippingClock):
+            def alarm(self, when: int, wake: Callable[[], None]) -> float | None:
+                hub.clock.advance((when - self.now()) / 1_000_000)
+                return super().alarm(when, wake)
+
+        clock = Both()
+        async with HoldClient(f"http://{hub}", hub.register("planner"), clock=clock) as client:
+            for _ in range(3):
+                await (await client.hold({"usd": 1})).settle()
+            assert len(clock.pauses) == 2
+            assert min(clock.pauses) >= 1
+            short = HoldClient(f"http://{hub}", ADMIN, agent="planner", retry_within=0)
+            await short.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error", "text"),
+    [
+        (400, {"error": "invalid", "detail": "cost: no"}, Refused, "invalid: cost: no"),
+        (401, {"error": "unauthorized", "detail": "who?"}, Refused, "unauthorized: who?"),
+        (404, b"<html>", Refused, "status_404: "),
+        (200, b"<html>", HubUnavailable, "expected the answer of a headgate hub"),
+        (200, b"[]", HubUnavailable, "expected the answer of a headgate hub"),
+        (201, {"id": "x"}, HubUnavailable, "expected the hold of a headgate hub"),
+        (201, {"id": "x", "state": "open", "costs": {"usd": "x"}}, HubUnavailable, "expected the hold of a headgate"),
+        (409, {"error": "hold_error", "detail": "other costs"}, HoldError, "other costs"),
+        (429, {"error": "rate_limited", "detail": "no", "account": "a"}, HoldDenied, "rate limited: no"),
+        (429, ["odd"], Refused, "status_429"),
+        (302, {}, Refused, "status_302"),
+    ],
+)
+async def test_what_a_hub_answers_is_an_error_of_its_own(
+    status: int, body: Any, error: type[Exception], text: str
+) -> None:
+    def answer(_: httpx.Request) -> httpx.Response:
+        given = {"content": body} if isinstance(body, bytes) else {"json": body}
+        return httpx.Response(status, **given)
+
+    http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    async with HoldClient("http://hub.example", "token", http=http, clock=SkippingClock()) as client:
+        with pytest.raises(error, match=text):
+            await client.hold({"usd": 1})
+
+
+@pytest.mark.parametrize(
+    ("costs", "text"),
+    [
+        (5, "costs: expected costs by resource"),
+        ({"usd": -1}, "cost of usd: expected a number, 0 or more, got -1"),
+        ({"usd": float("nan")}, "cost of usd: expected a number, 0 or more, got nan"),
+        ({"usd": "x"}, "cost of usd: expected a number, got 'x'"),
+        ({"usd": None}, "cost of usd: expected a number, got None"),
+        ({"usd": True}, "cost of usd: expected a number, got True"),
+    ],
+)
+def test_wrong_costs_are_refused_before_anything_is_sent(hub: Running, token: str, costs: Any, text: str) -> None:
+    with SyncHoldClient(f"http://{hub}", token) as client:
+        with pytest.raises(InvalidInput, match=text):
+            client.hold(costs)
+        hold = client.hold({"usd": 1})
+        for verb in (hold.use, hold.settle, hold.extend):
+            with pytest.raises(InvalidInput, match=text):
+                verb(costs)
+    assert left(hub) == "9.00 1"
+
+
+@pytest.mark.parametrize("url", ["", "hub", "ws://hub", "http://", "http://a@b", "http://hub?x", 5])
+def test_a_wrong_address_is_refused(url: Any) -> None:
+    with pytest.raises(InvalidInput, match="url: expected the address of a hub"):
+        SyncHoldClient(url, "token")
+    with pytest.raises(InvalidInput, match="expected options among"):
+        SyncHoldClient("http://hub", "token", most=5)  # type: ignore[call-arg]
+
+
+def test_many_threads_share_a_client(hub: Running, token: str) -> None:
+    with SyncHoldClient(f"http://{hub}", token) as client, ThreadPoolExecutor(8) as pool:
+
+        def work(_: int) -> bool:
+            try:
+                with client.hold({"usd": "0.3"}, timeout=30) as hold:
+                    hold.use({"usd": "0.3"})
+            except HoldDenied:
+                return False
+            return True
+
+        assert sum(pool.map(work, range(40))) == 33
+    assert left(hub) == "0.10 2"

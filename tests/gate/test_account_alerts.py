@@ -1,0 +1,95 @@
+"""Events of budgets of accounts that are used up, or nearly."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from headgate import Gate, ManualClock, MemoryStore, Policy
+from headgate.events import AccountAlerted
+
+AGENTS: dict[str, Any] = {"planner": {"account": "acme/search"}}
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1000, at=datetime(2026, 11, 17, 8, tzinfo=UTC))
+
+
+def gate_with(clock: ManualClock, usd: object, **settings: Any) -> tuple[Gate, list[tuple[str, float, str]]]:
+    """A gate, and the alerts of its accounts: path, share and limit."""
+    policy = Policy(accounts={"at": {"acme/search": {"usd": usd}}}, agents=AGENTS, **settings)
+    gate, told = Gate(policy, store=MemoryStore(clock=clock)), []
+
+    def listen(event: object) -> None:
+        assert isinstance(event, AccountAlerted)
+        told.append((event.account, event.share, event.limit))
+
+    gate.subscribe(listen, AccountAlerted)
+    return gate, told
+
+
+def spend(gate: Gate, usd: str) -> bool:
+    hold = gate.hold("planner", {"usd": usd})
+    if hold:
+        hold.settle()
+    return bool(hold)
+
+
+def test_f1_two_budgets_of_one_resource_are_told_once_each(clock: ManualClock) -> None:
+    gate, told = gate_with(clock, ["10/calendar day", "11/calendar month"])
+    for _ in range(5):
+        spend(gate, "1.9")
+    assert told == [
+        ("acme/search", 0.8, "10 usd/calendar day"),
+        ("acme/search", 0.8, "11 usd/calendar month"),
+    ]
+
+
+def test_f1_a_budget_that_was_raised_is_told_again(clock: ManualClock) -> None:
+    gate, told = gate_with(clock, "10/calendar day")
+    spend(gate, "9")
+    gate.set_account_limit("acme/search", "usd", "20/calendar day")
+    spend(gate, "1")
+    spend(gate, "7")
+    assert [(share, limit) for _, share, limit in told] == [(0.8, "10 usd/calendar day"), (0.8, "20 usd/calendar day")]
+
+
+def test_f1_a_budget_that_was_settled_for_less_is_told_again(clock: ManualClock) -> None:
+    gate, told = gate_with(clock, "10/calendar day")
+    gate.hold("planner", {"usd": "9"}).settle({"usd": "1"})
+    spend(gate, "1")
+    assert len(told) == 1
+    spend(gate, "6.5")
+    assert len(told) == 2
+
+
+@pytest.mark.parametrize("warn_at", [0.1, 0.5, 1])
+def test_f1_80_percent_are_80_percent_whenever_agents_are_warned(clock: ManualClock, warn_at: float) -> None:
+    gate, told = gate_with(clock, "10/calendar day", warn_at=warn_at)
+    spend(gate, "7.999999")
+    assert told == []
+    spend(gate, "0.000001")
+    assert [share for _, share, _ in told] == [0.8]
+
+
+def test_f1_a_cost_that_never_passes_uses_nothing_up(clock: ManualClock) -> None:
+    gate, told = gate_with(clock, "10/calendar day")
+    assert not spend(gate, "11")
+    assert told == []
+    spend(gate, "8.5")
+    assert not spend(gate, "1.6")
+    assert [share for _, share, _ in told] == [0.8, 1.0]
+
+
+def test_f1_several_accounts_are_told_at_once(clock: ManualClock) -> None:
+    gate, _ = gate_with(clock, "10/calendar day")
+    gate.set_account_limit("acme", "usd", "20/calendar day")
+    gate.hold("planner", {"usd": "3"})
+    gate.hold("planner", {"usd": "2"}).settle()
+    found = gate.accounts(["acme", "acme/search"])
+    assert [(one.path, str(one.limits[0].spent), str(one.limits[0].held)) for one in found] == [
+        ("acme", "2.000000", "3.000000"),
+        ("acme/search", "2.000000", "3.000000"),
+    ]
+    assert found == [gate.account("acme"), gate.account("acme/search")]

@@ -1,0 +1,282 @@
+"""Alerts of accounts: a budget is used to 80 percent, or used up; one notification for all hubs."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from structlog.testing import capture_logs
+
+from headgate import Policy
+from headgate.events import AccountAlerted
+from headgate.hub.monitoring import account_alerts as module
+from tests.support.account_alerts import PAYS, RAISED, RESOLVED, compared, settled, shown, spend
+from tests.support.alerts import settled as agents_settled
+from tests.support.hub import ADMIN, VIEWER, running
+from tests.support.hub_fleet import Fleet
+from tests.support.valkey import wait_for
+from tests.support.webhook_receiver import Receiver
+
+pytestmark = pytest.mark.usefixtures("no_proxies", "patient")
+
+
+def events(receiver: Receiver) -> list[tuple[str, str, float]]:
+    found = [one.json() for one in receiver.heard]
+    return [(one["event"], one["alert"]["account"], one["alert"]["share"]) for one in found]
+
+
+# One hub --------------------------------------------------------------------------------------------------------------
+
+
+def test_f1_80_percent_of_a_budget_are_one_alert_which_becomes_that_of_100_percent(receiver: Receiver) -> None:
+    with capture_logs() as logged, running(PAYS, webhooks=(receiver.url,)) as hub:
+        assert spend(hub, "7.9")
+        settled(hub)
+        assert (receiver.heard, shown(hub)) == ([], [])
+        assert spend(hub, "0.1")
+        assert spend(hub, "0.5", "writer")
+        settled(hub)
+        assert events(receiver) == [(RAISED, "acme/search", 0.8)]
+        heard = receiver.heard[0].json()
+        first = heard["alert"]
+        assert heard["delivery"] == receiver.heard[0].headers["X-Headgate-Delivery"] == f"{first['alert_id']}-1-raised"
+        assert (first["resource"], first["tool"], first["limit"]) == ("usd", "", "10 usd/calendar day")
+        assert first["resets_at"] == pytest.approx((hub.clock.wall() // 86400 + 1) * 86400)
+        assert spend(hub, "1.5")
+        assert not spend(hub, "1")
+        settled(hub)
+        assert events(receiver)[1:] == [(RAISED, "acme/search", 1.0)]
+        second = receiver.heard[1].json()["alert"]
+        assert second == {**first, "share": 1.0, "times": 2}
+        assert shown(hub) == [second]
+        with hub.http(ADMIN) as http:
+            listed = http.get("/api/admin/alerts").json()
+        assert (listed["alerts"], listed["account_alerts"], listed["open"]) == ([], [second], 1)
+        assert (hub.hub.account_alerts.raised, hub.hub.account_alerts.open) == ({0.8: 1, 1.0: 1}, 1)
+    lines = [line for line in logged if line["event"].startswith("a budget is")]
+    assert [(line["log_level"], line["event"]) for line in lines] == [
+        ("warning", "a budget is nearly used up"),
+        ("warning", "a budget is used up"),
+    ]
+    assert (lines[0]["account"], lines[0]["resource"]) == ("acme/search", "usd")
+
+
+def test_f1_an_empty_budget_of_a_team_makes_nobody_an_offender(receiver: Receiver) -> None:
+    with running(PAYS, webhooks=(receiver.url,)) as hub:
+        assert spend(hub, "10")
+        assert not any([spend(hub, "1", agent) for agent in ("planner", "writer") * 10])
+        settled(hub)
+        agents_settled(hub)
+        assert events(receiver) == [(RAISED, "acme/search", 1.0)], "no alert of an agent"
+        with hub.http(ADMIN) as http:
+            state = http.get("/api/dashboard/state").json()
+            assert http.get("/api/admin/violations").json()["agents"] == []
+        summary = state["summary"]
+        assert (summary["worst_offenders"], summary["violations_last_hour"], summary["limited"]) == ([], 0, 0)
+        assert (summary["open_alerts"], summary["open_account_alerts"], state["alerts"]) == (1, 1, [])
+        assert not any([card["rate_limited"] or card["violations"] for card in state["agents"]])
+        assert (hub.hub.stats.violations, hub.hub.alerts.raised) == (0, 0)
+
+
+@pytest.mark.parametrize("settings", [{"exempt": ["planner"]}, {"shadow": True}], ids=["exempt", "shadow"])
+def test_f1_exempt_and_shadowed_spending_raises_alerts_like_any_other(
+    receiver: Receiver, settings: dict[str, Any]
+) -> None:
+    policy = Policy(
+        accounts={"at": {"acme": {"usd": "10 in all"}}}, agents={"planner": {"account": "acme"}}, **settings
+    )
+    with running(policy, webhooks=(receiver.url,)) as hub:
+        assert spend(hub, "9")
+        assert spend(hub, "9")
+        settled(hub)
+        assert events(receiver) == [(RAISED, "acme", 0.8), (RAISED, "acme", 1.0)]
+        assert receiver.heard[0].json()["alert"]["resets_at"] is None
+
+
+def test_f1_an_alert_is_resolved_when_the_period_ends(receiver: Receiver) -> None:
+    with capture_logs() as logged, running(PAYS, webhooks=(receiver.url,)) as hub:
+        spend(hub, "9")
+        settled(hub)
+        left = shown(hub)[0]["resets_at"] - hub.clock.wall()
+        hub.clock.advance(left - 1)
+        settled(hub)
+        assert hub.hub.account_alerts.open == 1
+        hub.clock.advance(1)
+        settled(hub)
+        assert events(receiver) == [(RAISED, "acme/search", 0.8), (RESOLVED, "acme/search", 0.8)]
+        assert (hub.hub.account_alerts.open, hub.hub.account_alerts.resolved) == (0, 1)
+        assert [alert["resolved_at"] is None for alert in shown(hub)] == [False]
+        spend(hub, "8")
+        settled(hub)
+        assert events(receiver)[2:] == [(RAISED, "acme/search", 0.8)]
+        assert receiver.heard[0].json()["alert"]["alert_id"] != receiver.heard[2].json()["alert"]["alert_id"]
+        assert [alert["resolved_at"] is None for alert in shown(hub)] == [True, False], "the newest first"
+    assert [line["log_level"] for line in logged if line["event"] == "a budget is available again"] == ["info"]
+
+
+def test_f1_a_raised_budget_resolves_the_alert_or_makes_it_that_of_80_percent(receiver: Receiver) -> None:
+    with running(PAYS, webhooks=(receiver.url,)) as hub:
+        spend(hub, "10")
+        settled(hub)
+        hub.hub.gate.set_account_limit("acme/search", "usd", "12/calendar day", by="ada")
+        wait_for(lambda: shown(hub)[0]["share"] == 0.8, "that of 80 percent")
+        assert shown(hub)[0]["limit"] == "12 usd/calendar day"
+        assert events(receiver) == [(RAISED, "acme/search", 1.0)], "which is no news"
+        hub.hub.gate.set_account_limit("acme/search", "usd", "20/calendar day", by="ada")
+        wait_for(lambda: len(receiver.heard) == 2, "the end of it")
+        assert events(receiver)[1:] == [(RESOLVED, "acme/search", 0.8)]
+        spend(hub, "7")
+        settled(hub)
+        assert events(receiver)[2:] == [(RAISED, "acme/search", 0.8)], "of the new amount"
+
+
+def test_f1_a_lowered_budget_is_that_of_100_percent_and_a_removed_one_has_no_alert(receiver: Receiver) -> None:
+    with running(PAYS, webhooks=(receiver.url,)) as hub:
+        spend(hub, "9")
+        settled(hub)
+        hub.hub.gate.set_account_limit("acme/search", "usd", "9/calendar day")
+        wait_for(lambda: len(receiver.heard) == 2, "that of 100 percent")
+        assert events(receiver)[1:] == [(RAISED, "acme/search", 1.0)]
+        hub.hub.gate.set_account_limit("acme/search", "usd", "unlimited")
+        wait_for(lambda: len(receiver.heard) == 3, "the end of it")
+        assert events(receiver)[2:] == [(RESOLVED, "acme/search", 1.0)]
+
+
+def test_f1_holds_that_are_settled_for_less_resolve_an_alert_within_half_a_minute(receiver: Receiver) -> None:
+    with running(PAYS, webhooks=(receiver.url,)) as hub:
+        hold = hub.hub.gate.hold("planner", {"usd": "9"})
+        settled(hub)
+        hold.settle({"usd": "1"})
+        hub.clock.advance(30)
+        settled(hub)
+        assert events(receiver) == [(RAISED, "acme/search", 0.8), (RESOLVED, "acme/search", 0.8)]
+
+
+def test_f1_two_budgets_of_a_resource_have_alerts_of_their_own(receiver: Receiver) -> None:
+    policy = Policy(
+        accounts={"at": {"acme": {"usd": ["10/calendar day", "11/calendar month"]}}}, agents={"a": {"account": "acme"}}
+    )
+    with running(policy, webhooks=(receiver.url,)) as hub:
+        spend(hub, "9", "a")
+        spend(hub, "0.5", "a")
+        settled(hub)
+        limits = [one.json()["alert"]["limit"] for one in receiver.heard]
+        assert limits == ["10 usd/calendar day", "11 usd/calendar month"]
+        assert hub.hub.account_alerts.open == 2
+
+
+def test_f1_open_alerts_of_accounts_are_bounded(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_ACCOUNT_ALERTS", 3)
+    with capture_logs() as logged, running(PAYS, webhooks=(receiver.url,)) as hub:
+        for number in range(5):
+            hub.hub.account_alerts.on_alert(AccountAlerted(f"org-{number}", "usd", "", 0.8, "10 usd in all", None))
+            settled(hub)
+        assert (hub.hub.account_alerts.open, len(receiver.heard)) == (3, 3)
+        assert sum(line["event"].startswith("too many open alerts of accounts") for line in logged) == 1
+
+
+@pytest.mark.parametrize("token", [VIEWER, ""], ids=["viewer", "public"])
+def test_f1_only_admins_get_alerts_of_accounts(token: str) -> None:
+    with running(PAYS, public_dashboard=True) as hub, hub.http(token) as http, hub.agent("planner"):
+        spend(hub, "9")
+        settled(hub)
+        state = http.get("/api/dashboard/state").json()
+        summary = state["summary"]
+        assert (state["account_alerts"], summary["open_alerts"], summary["open_account_alerts"]) == ([], 0, 0)
+        assert "acme" not in json.dumps(state)
+        if token:
+            assert http.get("/api/admin/alerts").json() == {"alerts": [], "account_alerts": [], "open": 0}
+            agent = http.get("/api/admin/agents/planner").json()
+            assert (agent["account"], agent["account_limits"], agent["holds"]) == ("", [], [])
+
+
+def test_f1_the_docs_list_every_field_and_event() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "alerts.md").read_text(encoding="utf-8")
+    table = page.partition("\n| of an account | |\n")[2].partition("\n\n")[0]
+    told = {name for line in table.splitlines() for name in re.findall(r"`(\w+)`", line.split("|")[1])}
+    assert told == set(module.AccountAlert.__struct_fields__)
+    assert [name for name in get_args(module.AccountAlertEvent) if f"`{name}`" not in page] == []
+    assert f"At most {module.MAX_ACCOUNT_ALERTS} alerts of accounts are open" in page
+
+
+# Several hubs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_INTERVAL", 0.02)
+
+
+@pytest.mark.usefixtures("often")
+def test_f1_a_fleet_raises_shows_and_resolves_one_alert(fleet: Fleet) -> None:
+    with fleet.hub(policy=PAYS) as one, fleet.hub(policy=PAYS) as other:
+        spend(one, "8")
+        spend(other, "0.1")
+        compared(one, other)
+        assert events(fleet.receiver) == [(RAISED, "acme/search", 0.8)]
+        assert shown(one) == shown(other) == [fleet.receiver.heard[0].json()["alert"]]
+        assert (one.hub.alerts.open, other.hub.alerts.open) == (0, 0), "it is no alert of an agent"
+        spend(other, "1.9")
+        spend(one, "1")
+        compared(one, other)
+        assert events(fleet.receiver)[1:] == [(RAISED, "acme/search", 1.0)]
+        fleet.clock.advance(86400)
+        wait_for(lambda: one.hub.account_alerts.open == other.hub.account_alerts.open == 0, "the end of it")
+        compared(one, other)
+        assert events(fleet.receiver)[2:] == [(RESOLVED, "acme/search", 1.0)]
+        assert one.hub.account_alerts.resolved + other.hub.account_alerts.resolved == 1
+        assert fleet.open == {}
+
+
+@pytest.mark.usefixtures("often")
+def test_f1_an_alert_of_a_hub_that_stopped_is_found_and_resolved_by_another(fleet: Fleet) -> None:
+    with fleet.hub(policy=PAYS) as one:
+        spend(one, "9")
+        settled(one)
+    with fleet.hub(policy=PAYS) as later:
+        wait_for(lambda: later.hub.account_alerts.open, "the alert")
+        spend(later, "0.1")
+        compared(later)
+        assert events(fleet.receiver) == [(RAISED, "acme/search", 0.8)]
+        fleet.clock.advance(86400)
+        wait_for(lambda: len(fleet.receiver.heard) == 2, "the end of it")
+        assert events(fleet.receiver)[1:] == [(RESOLVED, "acme/search", 0.8)]
+
+
+@pytest.mark.usefixtures("often")
+def test_f1_foreign_data_in_the_server_does_no_harm(fleet: Fleet) -> None:
+    with fleet.hub(policy=PAYS) as one, fleet.server.client() as client:
+        spend(one, "9")
+        compared(one)
+        ((key, alert),) = fleet.open.items()
+        strange = {
+            "\tno": "nonsense",
+            "\tother": json.dumps(alert),
+            key.replace("search", "ops"): json.dumps({**alert, "account": "acme/ops", "share": 7}),
+            key.replace("search", "x"): json.dumps({**alert, "account": "acme/x", "raised_at": 1e300}),
+        }
+        client.hset(f"{fleet.prefix}{{alerts}}a1:open", mapping=strange)
+        compared(one)
+        assert (one.hub.account_alerts.open, one.hub.alerts.open) == (1, 0)
+        client.delete(f"{fleet.prefix}{{alerts}}a1:open")  # the server loses it
+        compared(one)
+        assert fleet.open == {key: alert}
+        assert events(fleet.receiver) == [(RAISED, "acme/search", 0.8)]
+
+
+@pytest.mark.usefixtures("often")
+def test_f1_raised_while_the_server_is_away_it_is_shared_when_it_is_back(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fleet.hub(policy=PAYS) as one, fleet.hub(policy=PAYS) as other:
+        compared(one, other)
+        away = {"one": True}
+        monkeypatch.setattr(one.hub.account_alerts, "_away", lambda: away["one"])
+        spend(one, "9")
+        settled(one)
+        assert (one.hub.account_alerts.open, fleet.open) == (1, {})
+        away["one"] = False
+        compared(one, other)
+        assert list(fleet.open.values()) == shown(other) == [fleet.receiver.heard[0].json()["alert"]]
+        assert events(fleet.receiver) == [(RAISED, "acme/search", 0.8)]

@@ -1,0 +1,84 @@
+"""Metrics of holds and of alerts of accounts: no name of an agent or an account is a label."""
+
+from headgate import Policy
+from tests.support.account_alerts import PAYS, settled, spend
+from tests.support.hub import running
+from tests.support.prometheus import Series, scrape
+
+POLICY = Policy(
+    accounts={
+        "units": {"credits": {"decimals": 2}},
+        "default": {"session": {"tokens": "10 in all"}},
+        "at": {
+            "acme": {"usd": "10 in all"},
+            "acme/search": {"usd": "100 in all"},
+            "acme/search/planner": {"credits": "1 in all"},
+        },
+    },
+    agents={"planner": {"account": "acme/search"}, "writer": {"account": "acme/search"}},
+    exempt=["boss"],
+)
+
+
+def counted(found: dict[Series, float], name: str, *labels: str) -> dict[tuple[str, ...], float]:
+    """The series of a metric that have counted something, by the values of their labels."""
+    return {
+        tuple([dict(values)[label] for label in labels]): count
+        for (series, values), count in found.items()
+        if series == name and count
+    }
+
+
+def test_f1_holds_are_counted_by_resource_and_outcome_and_denials_by_level() -> None:
+    with running(POLICY) as hub:
+        gate = hub.hub.gate
+        assert gate.hold("planner", {"usd": "5"})  # the organisation has the smallest share left
+        assert gate.hold("writer", {"usd": "4"})
+        assert not gate.hold("writer", {"usd": "2"})  # denied by the organisation
+        assert not gate.hold("planner", {"credits": "1.01"})  # by the agent
+        assert not gate.hold("writer", {"tokens": 11}, session="run")  # by the session
+        assert gate.hold("boss", {"usd": "1"})  # which is exempt
+        assert gate.hold("stranger", {})  # for which nothing is limited
+        gate.block("stranger")
+        assert not gate.hold("stranger", {})
+        found = scrape(hub)
+    assert counted(found, "headgate_holds_total", "resource", "outcome") == {
+        ("usd", "allow"): 1,
+        ("usd", "warn"): 1,
+        ("usd", "deny"): 1,
+        ("credits", "deny"): 1,
+        ("tokens", "deny"): 1,
+        ("none", "exempt"): 1,
+        ("none", "allow"): 1,
+        ("none", "deny"): 1,
+    }
+    assert counted(found, "headgate_hold_denials_total", "level", "resource") == {
+        ("org", "usd"): 1,
+        ("agent", "credits"): 1,
+        ("session", "tokens"): 1,
+        ("none", "none"): 1,
+    }
+    assert counted(found, "headgate_violations_total") == {(): 3}, "not the one by the organisation"
+
+
+def test_f1_alerts_of_accounts_are_counted_by_share() -> None:
+    with running(PAYS) as hub:
+        spend(hub, "8")
+        spend(hub, "2")
+        settled(hub)
+        found = scrape(hub)
+    assert counted(found, "headgate_account_alerts_total", "share") == {("0.8",): 1, ("1",): 1}
+    assert counted(found, "headgate_account_alerts_open") == {(): 1}
+    assert counted(found, "headgate_alerts_total") == {}
+
+
+def test_f1_there_are_as_many_series_whatever_accounts_agents_and_tools_there_are() -> None:
+    with running(POLICY) as hub:
+        before = set(scrape(hub))
+        for number in range(50):
+            hub.hub.gate.set_agent_account(f"agent-{number}", f"org-{number}/team-{number}")
+            hub.hub.gate.set_account_limit(f"org-{number}", "usd", "1 in all")
+            hub.hub.gate.hold(f"agent-{number}", {"usd": "1"}, session=f"run-{number}")
+            hub.hub.gate.hold(f"agent-{number}", {"usd": "1"})
+        after = set(scrape(hub))
+        assert after == before

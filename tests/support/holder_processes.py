@@ -1,0 +1,103 @@
+"""Processes that hold something and write down what they were told, to be killed while they are at work."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+from tests.support.hold_campaign import Line, microseconds, recorded
+from tests.support.module_process import ROOT
+from tests.support.redis_store import time_of
+from tests.support.valkey import Server, wait_for
+
+HOUR = 3_600_000_000  # microseconds
+
+
+def starts_of_hours(raw: Any) -> list[int]:
+    """The next starts of hours by a server's clock, as monotonic time."""
+    ahead = time_of(raw) - microseconds()
+    first = time_of(raw) // HOUR + 1
+    return [(first + number) * HOUR - ahead for number in range(3)]
+
+
+class Holders:
+    """Processes that hold, and the files in which they write that down."""
+
+    def __init__(self, module: str, nodes: list[Server], folder: Path, written: int) -> None:
+        self.module, self.folder, self.written = module, folder, written
+        self.url = "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)
+        self.running: dict[int, subprocess.Popen[bytes]] = {}
+        self.gone: dict[int, int] = {}
+        """When nothing that was asked by it was under way any more."""
+        self._clients = [node.client(decode_responses=True) for node in nodes]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+        for client in self._clients:
+            client.close()
+
+    def file(self, number: int) -> Path:
+        return self.folder / f"{number}.jsonl"
+
+    def start(self, *before: int) -> None:
+        number = len(self.running) + len(self.gone)
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.running[number] = subprocess.Popen(
+            [
+                *(sys.executable, "-m", self.module, self.url, str(self.file(number)), str(number)),
+                *[str(self.file(one)) for one in before],
+            ],
+            stdin=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+
+    def is_at_work(self, number: int) -> bool:
+        """Whether it has made some calls. None may have ended by itself."""
+        ended = [one for one, process in self.running.items() if process.poll() is not None]
+        assert not ended, f"holder {ended[0]} has failed"
+        return self.file(number).exists() and self.file(number).stat().st_size > self.written
+
+    def kill(self, number: int) -> None:
+        process = self.running.pop(number)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        assert process.stdin is not None
+        process.stdin.close()
+        wait_for(lambda: not self._is_connected(number), f"end of {number}")
+        self.gone[number] = microseconds()
+
+    def _is_connected(self, number: int) -> bool:
+        """Whether anything that it has sent may still be under way."""
+        return any(found["name"] == f"holder-{number}" for client in self._clients for found in client.client_list())
+
+    def kill_some(self, count: int, kills: int) -> None:
+        """Let so many work at the same time, and kill one after the other, and in the end all of them."""
+        chance = random.Random(7)
+        for _ in range(count):
+            self.start()
+        for number in range(kills):
+            self._kill_at_work(chance.choice(list(self.running)))
+            self.start(number_before := max(self.gone, key=self.gone.__getitem__))
+            if number % 20 == 19:
+                print(f"{number + 1} killed, the last one was {number_before}", flush=True)
+        for number in list(self.running):
+            self._kill_at_work(number)
+
+    def _kill_at_work(self, number: int) -> None:
+        wait_for(lambda: self.is_at_work(number), f"work of {number}")
+        self.kill(number)
+
+    def history(self) -> list[Line]:
+        """All calls. One without an answer has taken effect before its holder's connections were closed, or never."""
+        return [
+            {**line, "returned": gone} if line["returned"] is None else line
+            for number, gone in self.gone.items()
+            for line in recorded(self.file(number))
+        ]
