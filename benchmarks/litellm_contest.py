@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
+import redis
+
 if __name__ == "__main__":  # Python puts this folder on the path; the modules are named from the folder above it
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
@@ -106,6 +108,8 @@ class Contender(NamedTuple):
     """Where nothing is denied: a request by the agent with this number."""
     finish: Callable[[], Awaitable[object]]
     """End the requests that were made; this isn't timed."""
+    scripts: tuple[int, int]
+    """The least number of script calls by a request that passes, and by a denied one: the server must decide."""
 
 
 # Contenders ----------------------------------------------------------------------------------------------------------
@@ -134,7 +138,7 @@ def headgate_contender(store: RedisStore, gates: ExitStack) -> Contender:
     def teams(repetition: int) -> Teams:
         return _headgate_teams(store, gates, repetition)
 
-    return Contender(teams, ask, finish)
+    return Contender(teams, ask, finish, scripts=(0, 0))  # one call has many requests; `expect_server` verifies it
 
 
 def _headgate_teams(store: RedisStore, gates: ExitStack, repetition: int) -> Teams:
@@ -168,6 +172,7 @@ def _headgate_teams(store: RedisStore, gates: ExitStack, repetition: int) -> Tea
 
 def litellm_contenders(host: str, port: int) -> dict[str, Contender]:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the network for a list of models
+    os.environ.setdefault("REDIS_SOCKET_TIMEOUT", "10")  # after its 0.1 seconds it would decide in memory
     from litellm.caching.redis_batch import request_redis_batch_scope
 
     return {
@@ -231,15 +236,36 @@ def _litellm(host: str, port: int, scope: Callable[[], AbstractContextManager[ob
     async def finish() -> None:
         """Its counters keep nothing of a request."""
 
-    return Contender(teams, ask, finish)
+    return Contender(teams, ask, finish, scripts=(4, 1))  # one for each level; a denial may be the first
 
 
 # Measurements --------------------------------------------------------------------------------------------------------
 
 
-async def crowd(contender: Contender, repetitions: int) -> Crowd:
+class ScriptCounter:
+    """Verifies that the server has decided: LiteLLM decides in memory when it is slow."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client: Final = client
+        self._before = self._calls()
+
+    def _calls(self) -> int:
+        stats = self._client.info("commandstats")
+        return sum([stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha")])
+
+    def start(self) -> None:
+        self._before = self._calls()
+
+    def expect(self, least: int) -> None:
+        made = self._calls() - self._before
+        if made < least:
+            raise RuntimeError(f"expected at least {least} calls of scripts, got {made}: the server was left out")
+
+
+async def crowd(contender: Contender, repetitions: int, counter: ScriptCounter) -> Crowd:
     """Ask for a full team and its neighbour at once. The neighbour would have room for all its requests."""
     found = Crowd()
+    counter.start()
     for repetition in range(repetitions):
         teams = contender.teams(repetition)
         if not await asyncio.create_task(_result(teams.full)):
@@ -250,6 +276,10 @@ async def crowd(contender: Contender, repetitions: int) -> Crowd:
         beside = passed[len(asks) - 1 :: len(asks)]
         found.beside.append(sum(beside))
         found.full += sum(passed) - sum(beside)
+    by_passed, by_denied = contender.scripts
+    passed_in_all = repetitions + sum(found.alone) + sum(found.beside)
+    asked = repetitions * (1 + NEIGHBOURS + DENIED + NEIGHBOURS)
+    counter.expect(by_passed * passed_in_all + by_denied * (asked - passed_in_all))
     return found
 
 
@@ -261,12 +291,13 @@ async def _result(ask: Ask) -> bool:
     return await ask()
 
 
-async def race(contenders: Mapping[str, Contender], scale: Scale) -> dict[str, list[float]]:
+async def race(contenders: Mapping[str, Contender], scale: Scale, counter: ScriptCounter) -> dict[str, list[float]]:
     """The time per request with many tasks. Contenders take turns within a round."""
     asks = {label: [contender.ask(number) for number in range(AGENTS)] for label, contender in contenders.items()}
     times: dict[str, list[float]] = {label: [] for label in contenders}
     for number in range(scale.rounds + 1):
         for label, by_agent in asks.items():
+            counter.start()
             gc.collect()
             gc.freeze()
             start = time.perf_counter_ns()
@@ -277,6 +308,7 @@ async def race(contenders: Mapping[str, Contender], scale: Scale) -> dict[str, l
             taken = time.perf_counter_ns() - start
             if not all(passed):
                 raise RuntimeError(f"{label}: expected that all timed requests pass")
+            counter.expect(contenders[label].scripts[0] * TASKS * scale.requests)
             await contenders[label].finish()
             if number > 0:  # the first round opens the connections
                 times[label].append(taken / TASKS / scale.requests)
@@ -294,17 +326,15 @@ async def measure(url: str, scale: Scale) -> Contest:
 
     address = urlsplit(url)
     async with RedisStore(url, timeout=10) as store:
-        gates = ExitStack()
-        contenders = {HEADGATE: headgate_contender(store, gates)}
-        contenders |= litellm_contenders(str(address.hostname), int(address.port or 6379))
+        counter = ScriptCounter(redis.Redis.from_url(url))
+        contenders = litellm_contenders(str(address.hostname), int(address.port or 6379))
         contest = Contest(version("litellm"))
-        for label, contender in contenders.items():
-            contest.crowds[label] = await crowd(contender, scale.repetitions)
-        gates.close()
-        gates = ExitStack()
-        contenders[HEADGATE] = headgate_contender(store, gates)  # without the gates of the teams
-        contest.times = await race(contenders, scale)
-        gates.close()
+        with ExitStack() as gates:
+            for label, contender in {HEADGATE: headgate_contender(store, gates), **contenders}.items():
+                contest.crowds[label] = await crowd(contender, scale.repetitions, counter)
+        with ExitStack() as gates:  # without those of the teams
+            both = {HEADGATE: headgate_contender(store, gates), **contenders}
+            contest.times = await race(both, scale, counter)
         expect_server(store)
         return contest
 

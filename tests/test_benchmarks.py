@@ -11,7 +11,16 @@ import pytest
 
 from benchmarks import accounts, holds, hub_load, hub_suite, litellm_contest, versions
 from benchmarks.hub_report import MESSAGE, PING, Pair
-from benchmarks.litellm_contest import DENIED, HEADGATE, LITELLM, LITELLM_PIPELINE, NEIGHBOURS, Contest, Crowd
+from benchmarks.litellm_contest import (
+    DENIED,
+    HEADGATE,
+    LITELLM,
+    LITELLM_PIPELINE,
+    NEIGHBOURS,
+    Contest,
+    Crowd,
+    ScriptCounter,
+)
 from benchmarks.redis_report import ONE_CORE
 from headgate import RedisStore
 from tests.support.valkey import PATIENCE, Server
@@ -104,10 +113,20 @@ def test_f1_a_full_team_costs_its_neighbour_nothing() -> None:
     async def run(url: str) -> Crowd:
         async with RedisStore(url, timeout=PATIENCE) as store:
             with ExitStack() as gates:
-                return await litellm_contest.crowd(litellm_contest.headgate_contender(store, gates), 2)
+                contender, counter = litellm_contest.headgate_contender(store, gates), ScriptCounter(client)
+                return await litellm_contest.crowd(contender, 2, counter)
 
-    with Server() as server:
+    with Server() as server, server.client() as client:
         assert asyncio.run(run(server.url)) == Crowd(alone=[NEIGHBOURS] * 2, beside=[NEIGHBOURS] * 2, full=0)
+
+
+def test_a_contender_that_decides_without_the_server_is_found() -> None:
+    with Server() as server, server.client() as client:
+        counter = ScriptCounter(client)
+        client.eval("return 1", 0)
+        counter.expect(1)
+        with pytest.raises(RuntimeError, match="at least 2 calls of scripts, got 1: the server was left out"):
+            counter.expect(2)
 
 
 def test_the_comparison_with_litellm_counts_its_faster_way() -> None:
