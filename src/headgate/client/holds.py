@@ -28,6 +28,7 @@ from headgate.holds import to_its_end
 from headgate.http import parse_retry_after
 from headgate.limits.clock import Clock, MonotonicClock
 from headgate.limits.numbers import Number, microseconds
+from headgate.limits.units import amount_text
 
 try:
     import httpx
@@ -232,7 +233,7 @@ def _amounts(costs: Costs) -> dict[str, Decimal]:
 
 
 def _written(costs: Costs) -> dict[str, str]:
-    return {resource: format(amount, "f") for resource, amount in _amounts(costs).items()}
+    return {resource: amount_text(amount) for resource, amount in _amounts(costs).items()}
 
 
 AnyClient = TypeVar("AnyClient", bound=_Client)

@@ -6,11 +6,12 @@ from typing import Any, Final, NamedTuple
 
 from headgate.errors import RateLimited
 from headgate.gate.account_asks import AccountAsks, LimitRow
-from headgate.gate.accounts import Bound, amount_of, written
+from headgate.gate.accounts import Bound, amount_of, limit_text
 from headgate.holds import Hold
 from headgate.limits.budget import Budget
 from headgate.limits.decision import NEVER, Decision, Limit
 from headgate.limits.notation import rate_of
+from headgate.limits.units import in_units
 from headgate.stores.base import Ask
 from headgate.stores.holds import HoldAnswer, HoldState, HoldStore
 
@@ -71,7 +72,7 @@ class HoldTemplate:
         if decision.bound is not None:
             row = self.asks.rows[decision.bound]
             decimals = self.asks.resources[row.resource][1]
-            what = f"{written(row.limit, decimals)} ({self.asks.bound_of(row, self.session)})"
+            what = f"{limit_text(row.limit, decimals)} ({self.asks.bound_of(row, self.session)})"
         return RateLimited(self.agent, rate_of(decision.limit), what, decision.retry_ms, degraded=decision.degraded)
 
     def freed(self, key: str) -> None:
@@ -209,7 +210,7 @@ def share_left(decision: Decision) -> float:
 def named_costs(asks: AccountAsks, costs: Sequence[int]) -> dict[str, Decimal]:
     """Costs of asks by resource, in units."""
     found = zip(asks.resources, asks.by_resource(costs), strict=True)
-    return {name: Decimal(cost).scaleb(-decimals) for (name, decimals), cost in found if cost}
+    return {name: in_units(cost, decimals) for (name, decimals), cost in found if cost}
 
 
 def limit_status(
@@ -217,8 +218,8 @@ def limit_status(
 ) -> LimitStatus:
     """The status of a limit, from what a peek says of it."""
     amount = amount_of(limit, decimals)
-    left = decision.left if isinstance(limit, Budget) else Decimal(decision.remaining).scaleb(-decimals)
-    reserved = Decimal(held.get(bound, 0)).scaleb(-decimals)
+    left = decision.left if isinstance(limit, Budget) else in_units(decision.remaining, decimals)
+    reserved = in_units(held.get(bound, 0), decimals)
     reset = decision.reset_after
     forever = isinstance(limit, Budget) and limit.period is None
     return LimitStatus(
@@ -226,7 +227,7 @@ def limit_status(
         level=level,
         resource=bound.resource,
         tool=bound.tool,
-        limit=written(limit, decimals),
+        limit=limit_text(limit, decimals),
         amount=amount,
         spent=max(amount - left - reserved, Decimal(0)),
         held=reserved,

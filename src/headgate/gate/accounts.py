@@ -20,7 +20,7 @@ from headgate.limits.notation import limit_of, parse_each
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.slots import Slots
 from headgate.limits.token_bucket import TokenBucket
-from headgate.limits.units import BUILT_IN
+from headgate.limits.units import BUILT_IN, in_units
 
 LEVELS: Final = ("org", "team", "agent", "session")
 """The levels unless the policy names others. The last two are always those of the agent and its session."""
@@ -128,8 +128,8 @@ def _scaled(limit: Limit, decimals: int) -> Limit:
     return limit
 
 
-def written(limit: Limit, decimals: int) -> str:
-    """A limit as it is counted, in the words of an operator."""
+def limit_text(limit: Limit, decimals: int) -> str:
+    """A limit as an operator writes it, from one that is counted in smallest units."""
     if decimals and isinstance(limit, TokenBucket):
         capacity, refill, per = limit.fields()
         return str(TokenBucket(capacity // 10**decimals, refill / 10**decimals, per))
@@ -139,8 +139,8 @@ def written(limit: Limit, decimals: int) -> str:
 
 
 def amount_of(limit: Limit, decimals: int) -> Decimal:
-    """The largest amount of a limit as it is counted, in units."""
-    return limit.amount if isinstance(limit, Budget) else Decimal(limit.capacity).scaleb(-decimals)
+    """The largest amount of a limit that is counted in smallest units, in units."""
+    return limit.amount if isinstance(limit, Budget) else in_units(limit.capacity, decimals)
 
 
 # Accounts -------------------------------------------------------------------------------------------------------------

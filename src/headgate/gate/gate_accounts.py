@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
 from typing import Final, NamedTuple
 
 from headgate.errors import refuse
@@ -20,6 +19,7 @@ from headgate.limits.decision import Decision
 from headgate.limits.meter import KEPT
 from headgate.limits.notation import LimitLike
 from headgate.limits.numbers import whole
+from headgate.limits.units import in_units
 from headgate.stores.base import Ask
 from headgate.stores.holds import EXPIRED, OPEN, ListedHold, UsageRow
 
@@ -230,7 +230,7 @@ class GateAccounts(GateHolds):
             path, tool, resource = row.key.split("\t")
             if account is None or is_within(path, account):
                 day = datetime.fromtimestamp(row.start // 1_000_000, UTC).astimezone(zone).date()
-                amount = Decimal(row.amount).scaleb(-accounts.units.get(resource, 0))
+                amount = in_units(row.amount, accounts.units.get(resource, 0))
                 found.append(Usage(day, path, tool, resource, amount))
         return sorted(found)
 

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from headgate.errors import refuse
 from headgate.gate.accounts import NO_ACCOUNT, Accounts, split_path
+from headgate.limits.units import amount_text
 
 PERIODS: Final = ("day", "month")
 RESOURCE: Final = "resource"
@@ -99,7 +100,7 @@ def usage_csv(groups: Sequence[str], totals: Iterable[UsageTotal]) -> str:
     writer = csv.writer(text)
     writer.writerow([*groups, "amount"])
     for one in totals:
-        writer.writerow([*map(_cell, one.group), format(one.amount, "f")])
+        writer.writerow([*map(_cell, one.group), amount_text(one.amount)])
     return text.getvalue()
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import date
-from itertools import islice
 from typing import Annotated, Any, Final, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field, json
@@ -18,10 +17,11 @@ from headgate.gate.policy import check_agent
 from headgate.gate.usage import DEFAULT_GROUPS, UsageTotal, usage_csv, usage_groups
 from headgate.hub.agents.registry import Registry
 from headgate.hub.api.admin_limit_routes import LimitTexts
-from headgate.hub.api.hold_routes import HeldAnswer, written
+from headgate.hub.api.hold_routes import HeldAnswer, held_answer
 from headgate.hub.api.http import ApiResponse
 from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.errors import RequestError
+from headgate.limits.units import amount_text
 from headgate.stores.base import Edit
 
 MAX_TOTALS: Final = 10_000
@@ -311,10 +311,10 @@ def _limit_status(one: LimitStatus, source: str) -> AccountLimitStatus:
         tool=one.tool,
         limit=one.limit,
         source=source,
-        amount=written(one.amount),
-        spent=written(one.spent),
-        held=written(one.held),
-        left=written(one.left),
+        amount=amount_text(one.amount),
+        spent=amount_text(one.spent),
+        held=amount_text(one.held),
+        left=amount_text(one.left),
         used=one.used,
         resets_after=one.resets_after,
     )
@@ -451,18 +451,12 @@ async def _set_agent(call: Call, gate: Gate, registry: Registry) -> AgentAccount
 async def _holds(call: Call, gate: Gate) -> AccountHolds:
     limit = call.query.limit
     found = await gate.alist_holds(call.parts["account"], limit + 1)
-    holds = []
-    for one in islice(found, limit):
-        costs = {resource: written(amount) for resource, amount in one.costs.items()}
-        holds.append(
-            HeldAnswer(one.id, one.agent, one.account, one.session, one.tool, one.state, costs, one.lease_left)
-        )
-    return AccountHolds(holds, len(found) > limit)
+    return AccountHolds([held_answer(hold) for hold in found[:limit]], len(found) > limit)
 
 
 async def _usage(call: Call, gate: Gate) -> UsageTotals:
     first, last, by, totals = await _totals(call, gate)
-    found = [GroupTotal(dict(zip(by, one.group, strict=True)), written(one.amount)) for one in totals]
+    found = [GroupTotal(dict(zip(by, one.group, strict=True)), amount_text(one.amount)) for one in totals]
     return UsageTotals(first, last, gate.effective.accounts.zone, list(by), found)
 
 

@@ -20,6 +20,7 @@ from headgate.gate import Gate
 from headgate.gate.account_holds import LimitStatus
 from headgate.gate.gate_accounts import AccountStatus
 from headgate.limits.clock import Clock
+from headgate.limits.units import amount_text
 from headgate.stores.holds import AccountStore
 
 MAX_ACCOUNTS: Final = 500
@@ -82,10 +83,10 @@ def limit_card(status: LimitStatus, wall: float) -> AccountLimit:
         resource=status.resource,
         tool=status.tool,
         limit=status.limit,
-        amount=f"{status.amount:f}",
-        spent=f"{status.spent:f}",
-        held=f"{status.held:f}",
-        left=f"{status.left:f}",
+        amount=amount_text(status.amount),
+        spent=amount_text(status.spent),
+        held=amount_text(status.held),
+        left=amount_text(status.left),
         used=round(min(max(status.used, 0.0), 1.0), 4),
         resets_at=round(wall + after) if after else None,
     )
