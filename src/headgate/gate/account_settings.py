@@ -16,6 +16,7 @@ from headgate.gate.accounts import (
     Accounts,
     Resource,
     account_limit,
+    level_of,
 )
 from headgate.gate.immutable_map import ImmutableMap
 from headgate.gate.settings_reader import SettingsReader
@@ -117,7 +118,7 @@ def _read_at(accounts: Accounts, tables: _Tables, given: Mapping[str, Any]) -> I
         limits = tables.limits(path, given, name)
         table = reader.table(name, given, path)
         plan = reader.value(f"{path}.plan", table, "", partial(accounts.check_plan, ""))
-        if plan and name.count("/") >= accounts.agent_level:
+        if plan and level_of(name) >= accounts.agent_level:
             reader.add_mistake(f"{path}.plan", "the plan of an agent in [agents], and none of a session", plan)
         if limits or plan:
             yield name, Account(limits, plan)

@@ -62,6 +62,26 @@ def split_path(path: str) -> list[str]:
     return [name.replace("%2F", "/").replace("%25", "%") for name in path.split("/")]
 
 
+def level_of(path: str) -> int:
+    """The index of a path's level: 0 for a top account."""
+    return path.count("/")
+
+
+def path_prefixes(path: str) -> list[str]:
+    """The paths from the top account to this one.
+
+    >>> path_prefixes("acme/search/planner")
+    ['acme', 'acme/search', 'acme/search/planner']
+    """
+    names = path.split("/")
+    return ["/".join(names[: depth + 1]) for depth in range(len(names))]
+
+
+def session_path(agent_path: str, session: str) -> str:
+    """The path of a session of an agent."""
+    return f"{agent_path}/{join_path([session])}"
+
+
 def is_name(name: object) -> bool:
     """Whether this can be the name of an account or a session."""
     return isinstance(name, str) and 1 <= len(name) <= MAX_ACCOUNT and name.isprintable()
@@ -185,8 +205,7 @@ class Accounts:
     def limits_of(self, path: str, plan: str = "") -> dict[Resource, AccountLimit]:
         """The limits of an account. `plan` is that of an agent; other accounts have theirs in `at`."""
         own = self.at.get(path) or NO_RULES
-        level = path.count("/")
-        defaults = self.defaults.get(self.levels[level], {})
+        defaults = self.defaults.get(self.levels[level_of(path)], {})
         found = {**defaults, **self.plans.get(plan or own.plan, {}), **own.limits}
         return {resource: limit for resource, limit in found.items() if limit.parts}
 
@@ -195,17 +214,21 @@ class Accounts:
         names = split_path(account) if account else []
         return join_path([*names, *[NO_ACCOUNT] * (self.agent_level - len(names)), agent])
 
+    def account_of(self, path: str) -> str:
+        """The account that the agent of a path belongs to; "" for none."""
+        return "/".join([name for name in path.split("/")[: self.agent_level] if name != NO_ACCOUNT])
+
     def root_of(self, path: str) -> str:
         """The top account of a path; for an agent without any, and for its sessions, the agent."""
-        names = path.split("/")
-        return names[0] if names[0] != NO_ACCOUNT else "/".join(names[: self.agent_level + 1])
+        prefixes = path_prefixes(path)
+        return prefixes[0] if prefixes[0] != NO_ACCOUNT else prefixes[: self.agent_level + 1][-1]
 
     def check_account(self, where: str, account: object) -> str:
         """The path of an account above the agents, or "" for none."""
         if account == "":
             return ""
         path = self.check_path(where, account)
-        if path.count("/") >= self.agent_level or NO_ACCOUNT in split_path(path):
+        if level_of(path) >= self.agent_level or NO_ACCOUNT in split_path(path):
             above = "/".join(self.levels[: self.agent_level]).upper() or "none, since accounts.levels has none"
             refuse(where, f"the path of an account above the agents ({above})", account)
         return path

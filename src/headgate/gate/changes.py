@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Final
 
 from headgate.errors import InvalidInput, refuse
-from headgate.gate.accounts import SLOTS, Accounts, Resource, account_limit
+from headgate.gate.accounts import SLOTS, Accounts, Resource, account_limit, level_of
 from headgate.gate.immutable_map import ImmutableMap
 from headgate.gate.policy import ChannelTier, Policy, check_agent
 from headgate.limits.decision import Limit
@@ -202,7 +202,7 @@ def _validated_account_edit(edit: Edit, accounts: Accounts) -> Edit:
     else:
         accounts.check_path("account", edit.agent)
     if edit.kind == "account_plan":
-        if edit.agent.count("/") >= accounts.agent_level:
+        if level_of(edit.agent) >= accounts.agent_level:
             refuse("account", "one above the agents, which have plans by their names", edit.agent)
         return edit if edit.value is None else replace(edit, value=accounts.check_plan("plan", edit.value))
     resource, tool = _resource_of(edit.tier)
@@ -361,7 +361,7 @@ def _with_rules(before: AgentRules, policy: Policy, edit: Edit) -> AgentRules:
         return replace(before, plan=policy.agent_plans.get(edit.agent, "") if edit.value is None else edit.value)
     if edit.kind == "account":
         path = policy.agent_accounts.get(edit.agent, "") if edit.value is None else edit.value
-        if path.count("/") >= max(policy.accounts.agent_level, 1) or (path and policy.accounts.agent_level == 0):
+        if path and level_of(path) >= policy.accounts.agent_level:
             return before  # of a policy with more levels
         former = [before.account, *before.former] if path != before.account else list(before.former)
         return replace(before, account=path, former=tuple([one for one in former if one != path][:_FORMER]))

@@ -9,7 +9,17 @@ from headgate.flow import Flow, adrive, drive, in_thread
 from headgate.gate import changes
 from headgate.gate.account_asks import HOLDS, USAGE, AccountAsks, asks_of_one, check_session, restored_asks
 from headgate.gate.account_holds import AccountHoldSummary, LimitStatus, limit_status, named_costs
-from headgate.gate.accounts import NO_ACCOUNT, SLOTS, Bound, is_name, is_within, join_path, split_path
+from headgate.gate.accounts import (
+    NO_ACCOUNT,
+    SLOTS,
+    Bound,
+    is_name,
+    is_within,
+    level_of,
+    path_prefixes,
+    session_path,
+    split_path,
+)
 from headgate.gate.gate_holds import NO_AGENT_RULES, GateHolds, StoreCall, acall_store, call_store
 from headgate.gate.policy import check_agent
 from headgate.gate.usage import DEFAULT_GROUPS, UsageTotal, usage_groups, usage_totals
@@ -79,7 +89,7 @@ class GateAccounts(GateHolds):
         effective = self._lookup.effective
         accounts = effective.accounts
         found = accounts.check_path("account", path, sessions=True)
-        level = found.count("/")
+        level = level_of(found)
         account = accounts.at.get(found)
         plan = "" if account is None else account.plan
         if level == accounts.agent_level:
@@ -108,7 +118,7 @@ class GateAccounts(GateHolds):
         return [
             limit_status(
                 bound := asks.bound_of(row, session),
-                accounts.levels[bound.account.count("/")],
+                accounts.levels[level_of(bound.account)],
                 row.limit,
                 asks.resources[row.resource][1],
                 decision,
@@ -145,7 +155,7 @@ class GateAccounts(GateHolds):
         accounts = self._lookup.effective.accounts
         if not accounts.defaults.get(accounts.levels[-1]) or not is_name(session):
             return []
-        of_session = f"{self.path_of(agent)}/{join_path([session])}"
+        of_session = session_path(self.path_of(agent), session)
         asks = asks_of_one(accounts, of_session, "")
         return [ask for ask in asks.asks(asks.costs_of({}), "") if ask.key == of_session]
 
@@ -155,9 +165,7 @@ class GateAccounts(GateHolds):
         level = effective.accounts.agent_level
         named = [path for path, _ in effective.accounts.at.items()]
         named += [rules.account for _, rules in effective.agents.items() if rules.account]
-        found = {
-            "/".join(path.split("/")[: depth + 1]) for path in named for depth in range(min(path.count("/") + 1, level))
-        }
+        found = {prefix for path in named for prefix in path_prefixes(path)[:level]}
         return sorted([path for path in found if NO_ACCOUNT not in path.split("/")])
 
     def path_of(self, agent: str) -> str:
@@ -304,7 +312,7 @@ def _summaries(listed: Iterable[ListedHold], account: str, most: int) -> list[Ac
     found = []
     for hold in listed:
         asks, session = restored_asks(hold.note, hold.shape)
-        path = f"{asks.path}/{join_path([session])}" if session else asks.path
+        path = session_path(asks.path, session) if session else asks.path
         if hold.state in (OPEN, EXPIRED) and is_within(path, account):
             agent = split_path(asks.path)[-1]
             summary = AccountHoldSummary(

@@ -10,7 +10,16 @@ from headgate.errors import refuse
 from headgate.gate import Gate, changes
 from headgate.gate.account_holds import LimitStatus
 from headgate.gate.account_settings import limit_settings
-from headgate.gate.accounts import AccountLimit, Accounts, Resource, account_limit, is_within, split_path
+from headgate.gate.accounts import (
+    AccountLimit,
+    Accounts,
+    Resource,
+    account_limit,
+    is_within,
+    level_of,
+    path_prefixes,
+    split_path,
+)
 from headgate.gate.changes import account_limit_edit, account_plan, agent_plan, level_limit, plan_limit
 from headgate.gate.gate_accounts import AccountStatus
 from headgate.gate.policy import check_agent
@@ -182,17 +191,22 @@ async def _accounts(call: Call, gate: Gate) -> AccountTree:
     query = call.query
     if query.within:
         gate.effective.accounts.check_account("within", query.within)
-    paths = sorted(gate.list_accounts(), key=_names)  # each before those below it
+    paths = sorted(gate.list_accounts(), key=_tree_order)
     wanted = [
         path
         for path in paths
         if (not query.within or is_within(path, query.within))
-        and (not query.after or _names(path) > _names(query.after))
+        and (not query.after or _tree_order(path) > _tree_order(query.after))
     ]
     page = wanted[: query.limit]
     agents = _agent_counts(gate)
     found = [_summary(gate, status, agents) for status in await gate.aaccounts(page)]
     return AccountTree(found, len(wanted) > len(page))
+
+
+def _tree_order(path: str) -> list[str]:
+    """Sorts an account before those below it, and these before its neighbours."""
+    return path.split("/")
 
 
 async def _one_account(call: Call, gate: Gate, registry: Registry) -> AccountDetail:
@@ -245,11 +259,9 @@ async def _changed(call: Call, gate: Gate, registry: Registry, path: str, edits:
 async def _detail(gate: Gate, registry: Registry, path: str) -> dict[str, Any]:
     accounts = gate.effective.accounts
     summary = _summary(gate, await gate.aaccount(path), _agent_counts(gate))
-    below = [
-        one for one in gate.list_accounts() if one.startswith(f"{path}/") and one.count("/") == path.count("/") + 1
-    ]
+    below = [one for one in gate.list_accounts() if is_within(one, path) and level_of(one) == level_of(path) + 1]
     members = sorted([agent for agent, rules in gate.effective.agents.items() if rules.account == path])
-    agent = split_path(path)[accounts.agent_level] if path.count("/") >= accounts.agent_level else None
+    agent = split_path(path)[accounts.agent_level] if level_of(path) >= accounts.agent_level else None
     registered = None if agent is None else await registry.find(agent) is not None
     return {
         **{name: getattr(summary, name) for name in summary.__struct_fields__},
@@ -259,14 +271,10 @@ async def _detail(gate: Gate, registry: Registry, path: str) -> dict[str, Any]:
     }
 
 
-def _names(path: str) -> list[str]:
-    return path.split("/")
-
-
 def _agent_of(accounts: Accounts, path: str) -> str | None:
     """The agent of a path that is to be changed; None for an account above the agents."""
     accounts.check_path("account", path)
-    if path.count("/") < accounts.agent_level:
+    if level_of(path) < accounts.agent_level:
         accounts.check_account("account", path)
         return None
     return check_agent(split_path(path)[-1])
@@ -285,9 +293,7 @@ def _agent_counts(gate: Gate) -> dict[str, int]:
     """How many agents belong to each account, or to one below it."""
     counts: dict[str, int] = {}
     for account in [rules.account for _, rules in gate.effective.agents.items() if rules.account]:
-        names = _names(account)
-        for depth in range(len(names)):
-            path = "/".join(names[: depth + 1])
+        for path in path_prefixes(account):
             counts[path] = counts.get(path, 0) + 1
     return counts
 
