@@ -174,7 +174,7 @@ class Account:
     plan: str = ""
 
 
-NO_RULES: Final = Account({})
+_NO_RULES: Final = Account({})
 
 
 @dataclass(frozen=True)
@@ -202,9 +202,13 @@ class Accounts:
         """The index of the agents' level."""
         return len(self.levels) - 2
 
+    def rules_of(self, path: str) -> Account:
+        """What an operator has said of an account; nothing of most."""
+        return self.at.get(path) or _NO_RULES
+
     def limits_of(self, path: str, plan: str = "") -> dict[Resource, AccountLimit]:
         """The limits of an account. `plan` is that of an agent; other accounts have theirs in `at`."""
-        own = self.at.get(path) or NO_RULES
+        own = self.rules_of(path)
         defaults = self.defaults.get(self.levels[level_of(path)], {})
         found = {**defaults, **self.plans.get(plan or own.plan, {}), **own.limits}
         return {resource: limit for resource, limit in found.items() if limit.parts}
@@ -271,15 +275,15 @@ class Accounts:
 
     def with_limit(self, path: str, resource: Resource, limit: AccountLimit | None) -> "Accounts":
         """The same, with one limit of an account set or removed."""
-        before = self.at.get(path) or NO_RULES
+        before = self.rules_of(path)
         return self._with(path, Account(_with(before.limits, resource, limit), before.plan))
 
     def with_plan(self, path: str, plan: str) -> "Accounts":
         """The same, with another plan of an account."""
-        return self._with(path, Account((self.at.get(path) or NO_RULES).limits, plan))
+        return self._with(path, Account(self.rules_of(path).limits, plan))
 
     def _with(self, path: str, account: Account) -> "Accounts":
-        return replace(self, at=self.at.update({path: None if account == NO_RULES else account}))
+        return replace(self, at=self.at.update({path: None if account == _NO_RULES else account}))
 
     def with_default(self, level: str, resource: Resource, limit: AccountLimit | None) -> "Accounts":
         """The same, with one default of a level set or removed."""

@@ -277,9 +277,7 @@ class Effective:
 
     def session_limit_of(self, agent: str) -> Limit:
         """The limit of an agent's sessions: `UNLIMITED` if it is exempt."""
-        rules = self.agents.get(agent)
-        if rules is None:
-            return self.session_limit
+        rules = self.rules_of(agent)
         return UNLIMITED if rules.exempt else rules.session or self.session_limit
 
     @cached_property
@@ -297,13 +295,16 @@ class Effective:
         """The roles of agents that have one."""
         return {agent: rules.role for agent, rules in self.agents.items() if rules.role}
 
+    def rules_of(self, agent: str) -> AgentRules:
+        """The rules of an agent; the same empty ones for all that have none of their own."""
+        return self.agents.get(agent) or _NO_RULES
+
     def is_exempt(self, agent: str) -> bool:
-        rules = self.agents.get(agent)
-        return rules is not None and rules.exempt
+        return self.rules_of(agent).exempt
 
     def limits_of(self, agent: str) -> Mapping[ChannelTier, Limit]:
         """All limits of an agent: `UNLIMITED` if it is exempt."""
-        rules = self.agents.get(agent) or _NO_RULES
+        rules = self.rules_of(agent)
         return dict.fromkeys(self.limits, UNLIMITED) if rules.exempt else {**self.limits, **rules.overrides}
 
 
@@ -377,8 +378,8 @@ def _with_account_edit(before: Accounts, policy: Accounts, edit: Edit) -> Accoun
     subject, resource = edit.agent, _resource_of(edit.tier)
     try:
         if edit.kind == "account_plan":
-            own = policy.at.get(subject)
-            return before.with_plan(subject, (own.plan if own else "") if edit.value is None else edit.value)
+            plan = policy.rules_of(subject).plan if edit.value is None else edit.value
+            return before.with_plan(subject, plan)
         limit = None if edit.value is None else account_limit("limit", resource[0], edit.value, before.units)
         if edit.kind == "level_limit" and subject in before.levels:
             filed = policy.defaults.get(subject, {}).get(resource)
@@ -387,8 +388,7 @@ def _with_account_edit(before: Accounts, policy: Accounts, edit: Edit) -> Accoun
             filed = policy.plans.get(subject, {}).get(resource)
             return before.with_plan_limit(subject, resource, limit or filed)
         if edit.kind == "account_limit":
-            account = policy.at.get(subject)
-            return before.with_limit(subject, resource, limit or (account and account.limits.get(resource)) or None)
+            return before.with_limit(subject, resource, limit or policy.rules_of(subject).limits.get(resource))
     except (InvalidInput, LookupError):
         pass
     return before

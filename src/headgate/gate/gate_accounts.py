@@ -20,7 +20,7 @@ from headgate.gate.accounts import (
     session_path,
     split_path,
 )
-from headgate.gate.gate_holds import NO_AGENT_RULES, GateHolds, StoreCall, acall_store, call_store
+from headgate.gate.gate_holds import GateHolds, StoreCall, acall_store, call_store
 from headgate.gate.policy import check_agent
 from headgate.gate.usage import DEFAULT_GROUPS, UsageTotal, usage_groups, usage_totals
 from headgate.gate.usage import Usage as Usage
@@ -90,10 +90,9 @@ class GateAccounts(GateHolds):
         accounts = effective.accounts
         found = accounts.check_path("account", path, sessions=True)
         level = level_of(found)
-        account = accounts.at.get(found)
-        plan = "" if account is None else account.plan
+        plan = accounts.rules_of(found).plan
         if level == accounts.agent_level:
-            plan = (effective.agents.get(split_path(found)[-1]) or NO_AGENT_RULES).plan
+            plan = effective.rules_of(split_path(found)[-1]).plan
         asks = asks_of_one(accounts, found, plan)
         limits = yield from self._status(asks, asks.asks(asks.costs_of({}), ""), "", held)
         return AccountStatus(found, accounts.levels[level], plan, tuple(limits))
@@ -171,7 +170,7 @@ class GateAccounts(GateHolds):
     def path_of(self, agent: str) -> str:
         """The path of an agent."""
         effective, name = self._lookup.effective, check_agent(agent)
-        return effective.accounts.agent_path((effective.agents.get(name) or NO_AGENT_RULES).account, name)
+        return effective.accounts.agent_path(effective.rules_of(name).account, name)
 
     def usage(self, first: date, last: date, account: str | None = None) -> list[Usage]:
         """What was used from one day to another, both included, in an account or in all.

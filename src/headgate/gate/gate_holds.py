@@ -21,7 +21,7 @@ from headgate.gate.account_holds import (
     HoldTemplate,
 )
 from headgate.gate.accounts import Bound, is_within, join_path
-from headgate.gate.changes import AgentRules, Effective
+from headgate.gate.changes import Effective
 from headgate.gate.gate_changes import GateChanges
 from headgate.gate.lookup import AGENTS
 from headgate.gate.policy import check_agent
@@ -46,7 +46,6 @@ Costs: TypeAlias = Mapping[str, Any]
 LEASE: Final = 60.0
 """Seconds that a hold lasts unless it is told otherwise."""
 _REMEMBERED: Final = 10_000  # limits for holds, and alerts that were raised
-NO_AGENT_RULES: Final = AgentRules({}, False)
 
 
 class _Making(NamedTuple):
@@ -206,7 +205,7 @@ class GateHolds(GateChanges):
         if not isinstance(costs, Mapping):
             refuse("costs", 'costs by resource, such as {"tokens": 1200, "usd": "0.03"}', costs)
         named = tuple([effective.accounts.check_resource("cost", resource) for resource in costs])
-        rules = effective.agents.get(name) or NO_AGENT_RULES
+        rules = effective.rules_of(name)
         known, found = self._asks
         if known is not effective or len(found) >= _REMEMBERED:
             found = {}
@@ -299,7 +298,7 @@ class GateHolds(GateChanges):
     def _finding(self, agent: object, hold_id: object) -> Flow[StoreCall, AccountHold]:
         name, store, effective = check_agent(agent), self._account_store, self._lookup.effective
         store_id = _store_id(name, check_id(hold_id))
-        rules = effective.agents.get(name) or NO_AGENT_RULES
+        rules = effective.rules_of(name)
         for account in (rules.account, *rules.former):
             root = effective.accounts.root_of(effective.accounts.agent_path(account, name))
             listed: ListedHold | None = yield StoreCall(store.read_hold, store.aread_hold, (HOLDS, root, store_id))

@@ -160,14 +160,11 @@ def _limits_of_file(policy: Policy, current: Effective) -> Iterator[tuple[str, L
     if policy.gives(_SESSIONS):
         yield _SESSIONS, policy.session_limit, current.session_limit
     for agent, limits in policy.overrides.items():
-        rules = current.agents.get(agent)
+        own = current.rules_of(agent).overrides
         for place, limit in limits.items():
-            own = None if rules is None else rules.overrides.get(place)
-            yield _override_path(agent, place), limit, own or current.limits[place]
+            yield _override_path(agent, place), limit, own.get(place) or current.limits[place]
     for agent, limit in policy.session_overrides.items():
-        rules = current.agents.get(agent)
-        own = None if rules is None else rules.session
-        yield _session_path(agent), limit, own or current.session_limit
+        yield _session_path(agent), limit, current.rules_of(agent).session or current.session_limit
 
 
 def describe_overruled(before: Policy, policy: Policy, current: Effective) -> str:

@@ -234,15 +234,12 @@ async def _set_account(call: Call, gate: Gate, registry: Registry) -> ChangedAcc
 async def _reset_account(call: Call, gate: Gate, registry: Registry) -> ChangedAccount:
     path, effective = call.parts["account"], gate.effective
     agent, policy = _agent_of(effective.accounts, path), gate.policy
-    own, filed = effective.accounts.at.get(path), policy.accounts.at.get(path)
-    edits = []
-    if own is not None:
-        changed = _changed_limits(own.limits, {} if filed is None else filed.limits)
-        edits = [account_limit_edit(path, resource, None, tool or None) for resource, tool in changed]
-        if own.plan != ("" if filed is None else filed.plan):
-            edits.append(account_plan(path, None))
-    rules = None if agent is None else effective.agents.get(agent)
-    if agent is not None and rules is not None and rules.plan != policy.agent_plans.get(agent, ""):
+    own, filed = effective.accounts.rules_of(path), policy.accounts.rules_of(path)
+    changed = _changed_limits(own.limits, filed.limits)
+    edits = [account_limit_edit(path, resource, None, tool) for resource, tool in changed]
+    if own.plan != filed.plan:
+        edits.append(account_plan(path, None))
+    if agent is not None and effective.rules_of(agent).plan != policy.agent_plans.get(agent, ""):
         edits.append(agent_plan(agent, None))
     return await _changed(call, gate, registry, path, edits)
 
@@ -300,8 +297,7 @@ def _agent_counts(gate: Gate) -> dict[str, int]:
 
 def _summary(gate: Gate, status: AccountStatus, agents: dict[str, int]) -> AccountSummary:
     accounts = gate.effective.accounts
-    own = accounts.at.get(status.path)
-    limited = {} if own is None else own.limits
+    limited = accounts.rules_of(status.path).limits
     planned = accounts.plans.get(status.plan, {})
 
     def source(resource: Resource) -> str:
@@ -446,9 +442,8 @@ async def _set_agent(call: Call, gate: Gate, registry: Registry) -> AgentAccount
     if not edits:
         raise RequestError(400, "invalid", "body: expected an account or a plan, got neither")
     await gate.achange(edits, by=call.by)
-    rules = gate.effective.agents.get(agent)
-    of, plan = ("", "") if rules is None else (rules.account, rules.plan)
-    return AgentAccount(agent, gate.path_of(agent), of, plan, registered, known)
+    rules = gate.effective.rules_of(agent)
+    return AgentAccount(agent, gate.path_of(agent), rules.account, rules.plan, registered, known)
 
 
 # Holds and usage ------------------------------------------------------------------------------------------------------
