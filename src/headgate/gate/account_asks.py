@@ -14,7 +14,7 @@ from headgate.gate.accounts import (
     AccountLimit,
     Accounts,
     Bound,
-    Resource,
+    LimitKey,
     is_name,
     level_of,
     path_prefixes,
@@ -164,7 +164,7 @@ def _made(
     path: str,
     tool: str,
     named: Sequence[str],
-    limits: Sequence[tuple[str, Mapping[Resource, AccountLimit]]],
+    limits: Sequence[tuple[str, Mapping[LimitKey, AccountLimit]]],
     tools: Sequence[str],
 ) -> AccountAsks:
     limited = {resource for _, found in limits for resource, of in found if of in tools}

@@ -32,8 +32,8 @@ SLOTS: Final = "slots"
 NO_ACCOUNT: Final = "-"
 """Stands in a path for a level at which an agent has no account."""
 
-Resource: TypeAlias = tuple[str, str]
-"""A resource, and the tool for which it is limited; "" for all."""
+LimitKey: TypeAlias = tuple[str, str]
+"""What a limit is about: a resource, and the tool for which it is limited; "" for all."""
 
 
 class Bound(NamedTuple):
@@ -104,7 +104,7 @@ class AccountLimit:
     """None if it is unlimited."""
 
 
-def account_limit(where: str, resource: str, given: object, units: Mapping[str, int]) -> AccountLimit:
+def parse_account_limit(where: str, resource: str, given: object, units: Mapping[str, int]) -> AccountLimit:
     """The limit of a resource. A budget may leave out its unit, which is the resource."""
     decimals = units[resource]
     unit = resource if resource in BUILT_IN else f"{resource}:{decimals}"
@@ -170,7 +170,7 @@ def amount_of(limit: Limit, decimals: int) -> Decimal:
 class Account:
     """What an operator has said of one account."""
 
-    limits: Mapping[Resource, AccountLimit]
+    limits: Mapping[LimitKey, AccountLimit]
     plan: str = ""
 
 
@@ -191,9 +191,9 @@ class Accounts:
     """The longest lease of a hold, in seconds."""
     max_open_holds: int
     """Of one top account."""
-    defaults: Mapping[str, Mapping[Resource, AccountLimit]]
+    defaults: Mapping[str, Mapping[LimitKey, AccountLimit]]
     """By level."""
-    plans: Mapping[str, Mapping[Resource, AccountLimit]]
+    plans: Mapping[str, Mapping[LimitKey, AccountLimit]]
     at: ImmutableMap[Account]
     """By path."""
 
@@ -206,12 +206,12 @@ class Accounts:
         """What an operator has said of an account; nothing of most."""
         return self.at.get(path) or _NO_RULES
 
-    def limits_of(self, path: str, plan: str = "") -> dict[Resource, AccountLimit]:
+    def limits_of(self, path: str, plan: str = "") -> dict[LimitKey, AccountLimit]:
         """The limits of an account. `plan` is that of an agent; other accounts have theirs in `at`."""
         own = self.rules_of(path)
         defaults = self.defaults.get(self.levels[level_of(path)], {})
         found = {**defaults, **self.plans.get(plan or own.plan, {}), **own.limits}
-        return {resource: limit for resource, limit in found.items() if limit.parts}
+        return {key: limit for key, limit in found.items() if limit.parts}
 
     def agent_path(self, account: str, agent: str) -> str:
         """The path of an agent that belongs to an account, or to none."""
@@ -273,10 +273,10 @@ class Accounts:
             refuse(where, f"one of {', '.join(self.levels)}", level)
         return level
 
-    def with_limit(self, path: str, resource: Resource, limit: AccountLimit | None) -> "Accounts":
+    def with_limit(self, path: str, key: LimitKey, limit: AccountLimit | None) -> "Accounts":
         """The same, with one limit of an account set or removed."""
         before = self.rules_of(path)
-        return self._with(path, Account(_with(before.limits, resource, limit), before.plan))
+        return self._with(path, Account(_with(before.limits, key, limit), before.plan))
 
     def with_plan(self, path: str, plan: str) -> "Accounts":
         """The same, with another plan of an account."""
@@ -285,17 +285,17 @@ class Accounts:
     def _with(self, path: str, account: Account) -> "Accounts":
         return replace(self, at=self.at.update({path: None if account == _NO_RULES else account}))
 
-    def with_default(self, level: str, resource: Resource, limit: AccountLimit | None) -> "Accounts":
+    def with_default(self, level: str, key: LimitKey, limit: AccountLimit | None) -> "Accounts":
         """The same, with one default of a level set or removed."""
-        return replace(self, defaults={**self.defaults, level: _with(self.defaults.get(level, {}), resource, limit)})
+        return replace(self, defaults={**self.defaults, level: _with(self.defaults.get(level, {}), key, limit)})
 
-    def with_plan_limit(self, plan: str, resource: Resource, limit: AccountLimit | None) -> "Accounts":
+    def with_plan_limit(self, plan: str, key: LimitKey, limit: AccountLimit | None) -> "Accounts":
         """The same, with one limit of a plan set or removed."""
-        return replace(self, plans={**self.plans, plan: _with(self.plans.get(plan, {}), resource, limit)})
+        return replace(self, plans={**self.plans, plan: _with(self.plans.get(plan, {}), key, limit)})
 
 
 def _with(
-    limits: Mapping[Resource, AccountLimit], resource: Resource, limit: AccountLimit | None
-) -> dict[Resource, AccountLimit]:
-    others = {other: found for other, found in limits.items() if other != resource}
-    return others if limit is None else {**others, resource: limit}
+    limits: Mapping[LimitKey, AccountLimit], key: LimitKey, limit: AccountLimit | None
+) -> dict[LimitKey, AccountLimit]:
+    others = {other: found for other, found in limits.items() if other != key}
+    return others if limit is None else {**others, key: limit}

@@ -250,7 +250,7 @@ class GateAccounts(GateHolds):
 
         What is spent and held of a budget stays, whatever the new amount.
         """
-        self.change([changes.account_limit_edit(account, resource, limit, tool)], by=by)
+        self.change([changes.account_limit(account, resource, limit, tool)], by=by)
 
     def set_level_limit(
         self, level: str, resource: str, limit: LimitLike | None, *, tool: str | None = None, by: str = ""
@@ -277,7 +277,7 @@ class GateAccounts(GateHolds):
 
         Its open holds are settled on the accounts with which they were made.
         """
-        self.change([changes.account(agent, account)], by=by)
+        self.change([changes.agent_account(agent, account)], by=by)
 
     aset_account_limit = in_thread(set_account_limit)
     aset_level_limit = in_thread(set_level_limit)

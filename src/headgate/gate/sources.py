@@ -5,7 +5,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from headgate.gate.changes import Effective, effective, places_of
+from headgate.gate.changes import Effective, effective, limit_key, places_of
 from headgate.gate.policy import ChannelTier, Policy
 from headgate.gate.toml_text import limit_setting, toml_key, toml_value
 from headgate.limits.decision import Limit
@@ -137,7 +137,7 @@ def _override_path(agent: str, place: ChannelTier) -> str:
 
 def _account_path(edit: Edit) -> str:
     table, key = _ACCOUNT_PATHS[edit.kind]
-    resource, _, tool = edit.tier.partition("@")
+    resource, tool = limit_key(edit)
     return f"{table}.{toml_key(edit.agent)}.{key or (f'tools.{toml_key(tool)}.{resource}' if tool else resource)}"
 
 

@@ -2,25 +2,26 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import date
+from functools import partial
 from typing import Annotated, Any, Final, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field, json
 
 from headgate.errors import refuse
-from headgate.gate import Gate, changes
+from headgate.gate import Gate
 from headgate.gate.account_holds import LimitStatus
 from headgate.gate.account_settings import limit_settings
 from headgate.gate.accounts import (
     AccountLimit,
     Accounts,
-    Resource,
-    account_limit,
+    LimitKey,
     is_within,
     level_of,
+    parse_account_limit,
     path_prefixes,
     split_path,
 )
-from headgate.gate.changes import account_limit_edit, account_plan, agent_plan, level_limit, plan_limit
+from headgate.gate.changes import account_limit, account_plan, agent_account, agent_plan, level_limit, plan_limit
 from headgate.gate.gate_accounts import AccountStatus
 from headgate.gate.policy import check_agent
 from headgate.gate.usage import DEFAULT_GROUPS, UsageTotal, usage_csv, usage_groups
@@ -59,7 +60,7 @@ def _table_schema(*, plan: bool) -> dict[str, Any]:
 
 
 NewAccount: TypeAlias = Annotated[
-    dict[str, Any],  # `_edits` reads it: the texts of msgspec don't name the resource
+    dict[str, Any],  # `_limits` reads it: the errors of msgspec don't name the resource
     Meta(description=f"{_LIMITS_ABOUT}; `plan`: its plan", extra_json_schema=_table_schema(plan=True)),
 ]
 NewAccountLimits: TypeAlias = Annotated[
@@ -219,7 +220,7 @@ async def _one_account(call: Call, gate: Gate, registry: Registry) -> AccountDet
 async def _set_account(call: Call, gate: Gate, registry: Registry) -> ChangedAccount:
     path, accounts = call.parts["account"], gate.effective.accounts
     agent = _agent_of(accounts, path)
-    edits = [account_limit_edit(path, *one) for one in _limits(call.body, accounts, plan=True)]
+    edits = [account_limit(path, *one) for one in _limits(call.body, accounts, plan=True)]
     if _PLAN in call.body:
         plan = call.body[_PLAN]
         if plan is not None:
@@ -236,7 +237,7 @@ async def _reset_account(call: Call, gate: Gate, registry: Registry) -> ChangedA
     agent, policy = _agent_of(effective.accounts, path), gate.policy
     own, filed = effective.accounts.rules_of(path), policy.accounts.rules_of(path)
     changed = _changed_limits(own.limits, filed.limits)
-    edits = [account_limit_edit(path, resource, None, tool) for resource, tool in changed]
+    edits = [account_limit(path, resource, None, tool) for resource, tool in changed]
     if own.plan != filed.plan:
         edits.append(account_plan(path, None))
     if agent is not None and effective.rules_of(agent).plan != policy.agent_plans.get(agent, ""):
@@ -300,8 +301,8 @@ def _summary(gate: Gate, status: AccountStatus, agents: dict[str, int]) -> Accou
     limited = accounts.rules_of(status.path).limits
     planned = accounts.plans.get(status.plan, {})
 
-    def source(resource: Resource) -> str:
-        return "account" if resource in limited else "plan" if resource in planned else "level"
+    def source(key: LimitKey) -> str:
+        return "account" if key in limited else "plan" if key in planned else "level"
 
     limits = [_limit_status(one, source((one.resource, one.tool))) for one in status.limits]
     return AccountSummary(status.path, status.level, status.plan, agents.get(status.path, 0), limits)
@@ -356,12 +357,12 @@ def _text(where: str, resource: str, given: Any, accounts: Accounts) -> str:
         refuse(where, f"a limit such as '500/calendar month', a list of 1 to {_MOST_LIMITS}, or null", given)
     if any([len(text) > _LONGEST_LIMIT for text in texts]):
         refuse(where, f"at most {_LONGEST_LIMIT} characters for a limit", given)
-    return account_limit(where, resource, texts, accounts.units).text
+    return parse_account_limit(where, resource, texts, accounts.units).text
 
 
-def _changed_limits(limits: Mapping[Resource, AccountLimit], filed: Mapping[Resource, AccountLimit]) -> list[Resource]:
+def _changed_limits(limits: Mapping[LimitKey, AccountLimit], filed: Mapping[LimitKey, AccountLimit]) -> list[LimitKey]:
     """What differs from the policy."""
-    return [resource for resource, limit in limits.items() if filed.get(resource) != limit]
+    return [key for key, limit in limits.items() if filed.get(key) != limit]
 
 
 def _expect_edits(edits: list[Edit]) -> None:
@@ -387,15 +388,13 @@ async def _defaults(_call: Call, gate: Gate) -> AccountDefaults:
 
 
 async def _set_level(call: Call, gate: Gate) -> AccountDefaults:
-    accounts = gate.effective.accounts
-    level = accounts.check_level("level", call.parts["level"])
-    return await _set_defaults(call, gate, lambda *one: level_limit(level, *one))
+    level = gate.effective.accounts.check_level("level", call.parts["level"])
+    return await _set_defaults(call, gate, partial(level_limit, level))
 
 
 async def _set_plan(call: Call, gate: Gate) -> AccountDefaults:
-    accounts = gate.effective.accounts
-    plan = accounts.check_plan("plan", call.parts["plan"])
-    return await _set_defaults(call, gate, lambda *one: plan_limit(plan, *one))
+    plan = gate.effective.accounts.check_plan("plan", call.parts["plan"])
+    return await _set_defaults(call, gate, partial(plan_limit, plan))
 
 
 async def _set_defaults(call: Call, gate: Gate, edit: Callable[..., Edit]) -> AccountDefaults:
@@ -408,18 +407,21 @@ async def _set_defaults(call: Call, gate: Gate, edit: Callable[..., Edit]) -> Ac
 async def _reset_level(call: Call, gate: Gate) -> AccountDefaults:
     accounts = gate.effective.accounts
     level = accounts.check_level("level", call.parts["level"])
-    changed = _changed_limits(accounts.defaults.get(level, {}), gate.policy.accounts.defaults.get(level, {}))
-    edits = [level_limit(level, resource, None, tool) for resource, tool in changed]
-    await gate.achange(edits, by=call.by)
-    return await _defaults(call, gate)
+    own, filed = accounts.defaults.get(level, {}), gate.policy.accounts.defaults.get(level, {})
+    return await _reset_defaults(call, gate, partial(level_limit, level), _changed_limits(own, filed))
 
 
 async def _reset_plan(call: Call, gate: Gate) -> AccountDefaults:
     accounts = gate.effective.accounts
     plan = accounts.check_plan("plan", call.parts["plan"])
     changed = _changed_limits(accounts.plans[plan], gate.policy.accounts.plans[plan])
-    edits = [plan_limit(plan, resource, None, tool) for resource, tool in changed]
-    await gate.achange(edits, by=call.by)
+    return await _reset_defaults(call, gate, partial(plan_limit, plan), changed)
+
+
+async def _reset_defaults(
+    call: Call, gate: Gate, edit: Callable[..., Edit], changed: list[LimitKey]
+) -> AccountDefaults:
+    await gate.achange([edit(resource, None, tool) for resource, tool in changed], by=call.by)
     return await _defaults(call, gate)
 
 
@@ -434,7 +436,7 @@ async def _set_agent(call: Call, gate: Gate, registry: Registry) -> AgentAccount
         path = body.account
         if path:
             known = accounts.check_account("account", path) in gate.list_accounts()
-        edits.append(changes.account(agent, path))
+        edits.append(agent_account(agent, path))
     if body.plan is not UNSET:
         if body.plan is not None:
             accounts.check_plan("plan", body.plan)
