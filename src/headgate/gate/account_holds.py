@@ -15,6 +15,16 @@ from headgate.limits.units import in_units
 from headgate.stores.base import Ask
 from headgate.stores.holds import HoldAnswer, HoldState, HoldStore
 
+ALERT_SHARES: Final = (0.8, 1.0)
+"""The shares of a budget at which there is an alert: it is nearly used up, or used up."""
+
+
+def alert_share(left: Decimal, amount: Decimal) -> float:
+    """The largest of these shares that is used; 0 if less is."""
+    if left * 5 > amount:
+        return 0.0
+    return 1.0 if left <= 0 else 0.8
+
 
 class LimitStatus(NamedTuple):
     """One limit of an account, and what is left of it."""
@@ -39,29 +49,29 @@ class LimitStatus(NamedTuple):
         return float(1 - self.left / self.amount) if self.amount else 1.0
 
 
-class GateOfHolds(NamedTuple):
-    """What the holds of a gate need of it."""
+class HoldContext(NamedTuple):
+    """What all holds of a gate need of it."""
 
     hold_store: HoldStore
     low: int
     freed: Callable[[str], object]
     """Called with the path of an agent for which something may have come back."""
-    note_decisions: Callable[["AccountHold"], object]
+    emit_alerts: Callable[["AccountHold"], object]
     """Called after each verb."""
 
 
 class HoldTemplate:
     """What a hold of an agent is made of: the `HoldOwner` of its handle."""
 
-    def __init__(self, owner: GateOfHolds, agent: str, asks: AccountAsks, session: str, mode: str) -> None:
-        self.owner: Final = owner
+    def __init__(self, context: HoldContext, agent: str, asks: AccountAsks, session: str, mode: str) -> None:
+        self.context: Final = context
         self.agent: Final = agent
         self.asks: Final = asks
         self.session: Final = session
         self.mode: Final = mode
         """ "enforced"; or "exempt" or "shadow": never denied."""
-        self.hold_store: Final = owner.hold_store
-        self.low: Final = owner.low
+        self.hold_store: Final = context.hold_store
+        self.low: Final = context.low
 
     def read_costs(self, cost: object, unnamed: Sequence[int]) -> tuple[int, ...]:
         asks = self.asks
@@ -76,7 +86,7 @@ class HoldTemplate:
         return RateLimited(self.agent, rate_of(decision.limit), what, decision.retry_ms, degraded=decision.degraded)
 
     def freed(self, key: str) -> None:
-        self.owner.freed(self.asks.path)
+        self.context.freed(self.asks.path)
 
 
 class AccountHold(Hold):
@@ -159,15 +169,15 @@ class AccountHold(Hold):
 
     def _ended(self, answer: HoldAnswer) -> Decision:
         super()._ended(answer)
-        return self._told()
+        return self._after_verb()
 
     def _extended(self, called: int, answer: HoldAnswer) -> Decision:
         super()._extended(called, answer)
-        return self._told()
+        return self._after_verb()
 
-    def _told(self) -> Decision:
+    def _after_verb(self) -> Decision:
         self._final = None
-        self._template.owner.note_decisions(self)
+        self._template.context.emit_alerts(self)
         return self.decision
 
     def _binding(self) -> int | None:

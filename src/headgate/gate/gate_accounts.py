@@ -51,41 +51,43 @@ class GateAccounts(GateHolds):
 
     def explain(self, agent: str, *, session: str | int | None = None, tool: str | None = None) -> list[LimitStatus]:
         """Every limit that a hold of an agent would meet, with what is left of it."""
-        return drive(self._explaining(agent, session, tool), call_store)
+        return drive(self._explain(agent, session, tool), call_store)
 
     async def aexplain(
         self, agent: str, *, session: str | int | None = None, tool: str | None = None
     ) -> list[LimitStatus]:
-        return await adrive(self._explaining(agent, session, tool), acall_store)
+        return await adrive(self._explain(agent, session, tool), acall_store)
 
-    def _explaining(self, agent: object, session: object, tool: object) -> Flow[StoreCall, list[LimitStatus]]:
+    def _explain(self, agent: object, session: object, tool: object) -> Flow[StoreCall, list[LimitStatus]]:
         template, costs = self._template(agent, {}, session, tool)
         asks = template.asks
         return (yield from self._status(asks, asks.asks(costs, template.session), template.session))
 
     def account(self, path: str) -> AccountStatus:
         """An account, an agent or a session by its path, with all its limits and what is left of them."""
-        return drive(self._looking(path), call_store)
+        return drive(self._read_account(path), call_store)
 
     async def aaccount(self, path: str) -> AccountStatus:
-        return await adrive(self._looking(path), acall_store)
+        return await adrive(self._read_account(path), acall_store)
 
     def accounts(self, paths: Iterable[str]) -> list[AccountStatus]:
         """Several accounts. The open holds of each top account are read once."""
-        return drive(self._looking_at(paths), call_store)
+        return drive(self._read_accounts(paths), call_store)
 
     async def aaccounts(self, paths: Iterable[str]) -> list[AccountStatus]:
-        return await adrive(self._looking_at(paths), acall_store)
+        return await adrive(self._read_accounts(paths), acall_store)
 
-    def _looking_at(self, paths: Iterable[str]) -> Flow[StoreCall, list[AccountStatus]]:
+    def _read_accounts(self, paths: Iterable[str]) -> Flow[StoreCall, list[AccountStatus]]:
         held: dict[str, dict[Bound, int]] = {}
         found = []
         for path in paths:
-            status = yield from self._looking(path, held)
+            status = yield from self._read_account(path, held)
             found.append(status)
         return found
 
-    def _looking(self, path: object, held: dict[str, dict[Bound, int]] | None = None) -> Flow[StoreCall, AccountStatus]:
+    def _read_account(
+        self, path: object, held: dict[str, dict[Bound, int]] | None = None
+    ) -> Flow[StoreCall, AccountStatus]:
         effective = self._lookup.effective
         accounts = effective.accounts
         found = accounts.check_path("account", path, sessions=True)
@@ -128,14 +130,14 @@ class GateAccounts(GateHolds):
 
     def list_holds(self, path: str, count: int = 100) -> list[AccountHoldSummary]:
         """Open and expired holds of an account and everything below it, those that end first at the front."""
-        found, root, most = self._listing(path, count)
+        found, root, most = self._check_listing(path, count)
         return _summaries(self._account_store.list_holds(HOLDS, root, _LISTED), found, most)
 
     async def alist_holds(self, path: str, count: int = 100) -> list[AccountHoldSummary]:
-        found, root, most = self._listing(path, count)
+        found, root, most = self._check_listing(path, count)
         return _summaries(await self._account_store.alist_holds(HOLDS, root, _LISTED), found, most)
 
-    def _listing(self, path: object, count: object) -> tuple[str, str, int]:
+    def _check_listing(self, path: object, count: object) -> tuple[str, str, int]:
         accounts = self._lookup.effective.accounts
         found = accounts.check_path("account", path, sessions=True)
         return found, accounts.root_of(found), whole("count", count, _LISTED)
