@@ -9,6 +9,7 @@ from headgate.cli.answers import number, shown
 from headgate.cli.hub_commands import Rows
 from headgate.cli.parser import UsageError
 from headgate.cli.terminal import Cell, Column, usage_colour
+from headgate.limits.units import amount_text
 
 COLUMNS: Final = (
     Column("account", elastic=True), Column("plan"), Column("resource"), Column("limit"), Column("spent", right=True),
@@ -78,7 +79,8 @@ def amount(value: Any) -> str:
         raise ValueError from None
     if not found.is_finite() or len(text) > 60:
         raise ValueError
-    return f"{found:f}".rstrip("0").rstrip(".") if "." in text else f"{found:f}"
+    digits = amount_text(found)
+    return digits.rstrip("0").rstrip(".") if "." in text else digits
 
 
 def duration_text(seconds: Any) -> str:

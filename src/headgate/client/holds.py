@@ -28,6 +28,7 @@ from headgate.holds import to_its_end
 from headgate.http import parse_retry_after
 from headgate.limits.clock import Clock, MonotonicClock
 from headgate.limits.numbers import Number, microseconds
+from headgate.limits.units import amount_text
 
 try:
     import httpx
@@ -40,7 +41,7 @@ Costs: TypeAlias = Mapping[str, int | float | str | Decimal]
 """Costs by resource, such as {"tokens": 1200, "usd": "0.03"}."""
 
 _SECOND: Final = 1_000_000
-_AGAIN: Final = (408, 425, 502, 503, 504)
+_AGAIN: Final = (408, 425, 502, 503, 504)  # statuses after which a request is repeated
 _LONGEST_REASON: Final = 1000  # characters of what a hub says
 _log: Final = logging.getLogger("headgate.client")
 
@@ -120,7 +121,7 @@ class _Client:
             if isinstance(response, str):
                 error: Exception = HubUnavailable(f"{self.url}: {response}")
             elif response.is_success:
-                return _json(response)
+                return _answer(response)
             else:
                 error = _error(response, self.agent or "this agent", hold_id)
                 again = response.status_code in _AGAIN or (isinstance(error, HoldDenied) and error.bound is None)
@@ -133,10 +134,10 @@ class _Client:
                 raise error
             yield _Pause(pause)
 
-    def _finding(self, hold_id: str) -> Flow[_Step, Any]:
+    def _find(self, hold_id: str) -> Flow[_Step, Any]:
         return (yield from self._call("GET", self._path(hold_id), hold_id=hold_id))
 
-    def _changing(self, hold_id: str, verb: str, body: dict[str, Any] | None = None) -> Flow[_Step, Any]:
+    def _change(self, hold_id: str, verb: str, body: dict[str, Any] | None = None) -> Flow[_Step, Any]:
         """A verb of a hold."""
         return (yield from self._call("POST", self._path(hold_id, f"/{verb}"), body, hold_id=hold_id))
 
@@ -144,7 +145,7 @@ class _Client:
         agent = "" if self.agent is None else f"?agent={quote(self.agent, safe='')}"
         return f"/v1/holds/{quote(hold_id, safe='')}{verb}{agent}"
 
-    def _holding(
+    def _make(
         self,
         costs: Costs,
         session: str | int | None,
@@ -159,7 +160,7 @@ class _Client:
         body |= {name: value for name, value in given.items() if value is not None}
         return (yield from self._call("POST", "/v1/holds", body, hold_id=hold_id, wait=wait))
 
-    def _looking(self, path: str) -> Flow[_Step, AccountStatus]:
+    def _read_account(self, path: str) -> Flow[_Step, AccountStatus]:
         found = yield from self._call("GET", f"/v1/accounts/{quote(path, safe='')}")
         level = str(found["level"])
         limits = []
@@ -181,26 +182,27 @@ class _Client:
         }
 
 
-def _json(response: httpx.Response) -> Any:
+def _json(response: httpx.Response) -> dict[str, Any] | None:
+    """The object that a response has as its body; None for anything else."""
     try:
         found = response.json()
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _answer(response: httpx.Response) -> dict[str, Any]:
+    found = _json(response)
+    if found is None:
         raise HubUnavailable(f"{response.url}: expected the answer of a headgate hub, got something else")
     return found
 
 
 def _error(response: httpx.Response, agent: str, hold_id: str) -> Exception:
     """The error that a response means."""
-    try:
-        found = response.json()
-    except (ValueError, RecursionError):
-        found = {}
-    if not isinstance(found, dict):
-        found = {}
-    code, detail = str(found.get("error", f"status_{response.status_code}")), str(found.get("detail", ""))
-    detail = detail[:_LONGEST_REASON]
+    found = _json(response) or {}
+    code = str(found.get("error", f"status_{response.status_code}"))
+    detail = str(found.get("detail", ""))[:_LONGEST_REASON]
     if code == "rate_limited" and response.status_code == 429:
         wait = found.get("retry_after_ms")
         bound = Bound(*[str(found.get(name, "")) for name in Bound._fields]) if found.get("account") else None
@@ -232,7 +234,7 @@ def _amounts(costs: Costs) -> dict[str, Decimal]:
 
 
 def _written(costs: Costs) -> dict[str, str]:
-    return {resource: format(amount, "f") for resource, amount in _amounts(costs).items()}
+    return {resource: amount_text(amount) for resource, amount in _amounts(costs).items()}
 
 
 AnyClient = TypeVar("AnyClient", bound=_Client)
@@ -278,31 +280,31 @@ class _Hold(Generic[AnyClient]):
         for resource, amount in _amounts(costs).items():
             self._used[resource] = self._used.get(resource, Decimal(0)) + amount
 
-    def _settling(self, costs: Costs | None) -> Flow[_Step, None]:
+    def _settle(self, costs: Costs | None) -> Flow[_Step, None]:
         counted = self._used if costs is None else {**self._used, **_amounts(costs)}
         body = {"costs": _written(counted)} if counted else {}
-        self._note((yield from self._client._changing(self.id, "settle", body)))
+        self._note((yield from self._client._change(self.id, "settle", body)))
 
-    def _cancelling(self) -> Flow[_Step, None]:
-        self._note((yield from self._client._changing(self.id, "cancel")))
+    def _cancel(self) -> Flow[_Step, None]:
+        self._note((yield from self._client._change(self.id, "cancel")))
 
-    def _extending(self, costs: Costs | None, lease: Number | None) -> Flow[_Step, None]:
+    def _extend(self, costs: Costs | None, lease: Number | None) -> Flow[_Step, None]:
         body: dict[str, Any] = {} if lease is None else {"lease": float(lease)}
         if costs is not None:  # in total, so that it can be repeated
             more = _amounts(costs)
             body["total"] = _written({name: self.costs.get(name, Decimal(0)) + cost for name, cost in more.items()})
-        self._note((yield from self._client._changing(self.id, "extend", body)))
+        self._note((yield from self._client._change(self.id, "extend", body)))
 
-    def _ending(self, failed: bool) -> Flow[_Step, None]:
+    def _end_block(self, failed: bool) -> Flow[_Step, None]:
         """End the block: settled, or expired if it has failed; with what was used, if that is more than is reserved."""
         try:
             if not failed:
-                yield from self._settling(None)
+                yield from self._settle(None)
             elif any(self.costs.get(name, Decimal(0)) < used for name, used in self._used.items()):
                 most = {name: max(self.costs.get(name, used), used) for name, used in self._used.items()}
-                yield from self._settling(most)
+                yield from self._settle(most)
             else:
-                yield from self._extending(None, 0)
+                yield from self._extend(None, 0)
         except UnknownHold:
             self._lost = True
             _log.warning("hold %r was forgotten before it was settled", self.id)
@@ -311,7 +313,7 @@ class _Hold(Generic[AnyClient]):
                 raise
             _log.warning("hold %r was not ended: %s", self.id, error)  # the error of the block is the one to raise
 
-    def _renewing(self) -> Flow[_Step, None]:
+    def _renew_lease(self) -> Flow[_Step, None]:
         """Renew the lease until it is lost, or the block has run for too long."""
         client, interval = self._client, max(round(self._lease * _SECOND / 3), 1)
         while True:
@@ -319,7 +321,7 @@ class _Hold(Generic[AnyClient]):
             if self._max_age is not None and client._clock.now() - self._began >= self._max_age * _SECOND:
                 return
             try:
-                yield from self._extending(None, self._lease)
+                yield from self._extend(None, self._lease)
             except HoldError:
                 self._lost = True
                 return
@@ -350,19 +352,19 @@ class ClientHold(_Hold["HoldClient"]):
 
     async def settle(self, costs: Costs | None = None) -> None:
         """End it with these costs, or else with what `use` has added up; for other resources, what is reserved."""
-        await self._client._drive(self._settling(costs))
+        await self._client._drive(self._settle(costs))
 
     async def cancel(self) -> None:
         """End it, and give back all that it has reserved."""
-        await self._client._drive(self._cancelling())
+        await self._client._drive(self._cancel())
 
     async def extend(self, costs: Costs | None = None, *, lease: Number | None = None) -> None:
         """Reserve so much more, or raise `HoldDenied`; and let the lease end `lease` seconds from now."""
-        await self._client._drive(self._extending(costs, lease))
+        await self._client._drive(self._extend(costs, lease))
 
     async def __aenter__(self) -> Self:
         self._check_open()
-        self._renewer = asyncio.get_running_loop().create_task(self._client._drive(self._renewing()))
+        self._renewer = asyncio.get_running_loop().create_task(self._client._drive(self._renew_lease()))
         return self
 
     async def __aexit__(
@@ -376,7 +378,7 @@ class ClientHold(_Hold["HoldClient"]):
             with suppress(asyncio.CancelledError):
                 await self._renewer
         if self.state in ("open", "expired"):
-            await self._client._drive(self._ending(failed))
+            await self._client._drive(self._end_block(failed))
 
 
 class PendingClientHold:
@@ -439,7 +441,7 @@ class HoldClient(_Client):
         name = uuid4().hex if hold_id is None else hold_id
 
         async def make() -> ClientHold:
-            flow = self._holding(costs, session, tool, lease, timeout, name)
+            flow = self._make(costs, session, tool, lease, timeout, name)
             task = asyncio.get_running_loop().create_task(self._drive(flow))
             try:
                 answer = await asyncio.shield(task)
@@ -456,7 +458,7 @@ class HoldClient(_Client):
         async def cancel() -> None:
             try:
                 await making
-                await self._drive(self._changing(hold_id, "cancel"))
+                await self._drive(self._change(hold_id, "cancel"))
             except HeadgateError as error:  # it was denied, as a rule
                 _log.debug("hold %r was not cancelled: %s", hold_id, error)
 
@@ -466,12 +468,12 @@ class HoldClient(_Client):
 
     async def find_hold(self, hold_id: str) -> ClientHold:
         """A hold that was made before, perhaps by another process; raises `UnknownHold`."""
-        answer = await self._drive(self._finding(hold_id))
+        answer = await self._drive(self._find(hold_id))
         return ClientHold(self, answer, 60.0, 3600)
 
     async def account(self, path: str) -> AccountStatus:
         """An account on the agent's path, with its limits and what is left of them."""
-        found: AccountStatus = await self._drive(self._looking(path))
+        found: AccountStatus = await self._drive(self._read_account(path))
         return found
 
     async def close(self) -> None:
@@ -523,13 +525,13 @@ class SyncClientHold(_Hold["SyncHoldClient"]):
     _renewer: threading.Thread | None = None
 
     def settle(self, costs: Costs | None = None) -> None:
-        self._client._drive(self._settling(costs))
+        self._client._drive(self._settle(costs))
 
     def cancel(self) -> None:
-        self._client._drive(self._cancelling())
+        self._client._drive(self._cancel())
 
     def extend(self, costs: Costs | None = None, *, lease: Number | None = None) -> None:
-        self._client._drive(self._extending(costs, lease))
+        self._client._drive(self._extend(costs, lease))
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -543,7 +545,7 @@ class SyncClientHold(_Hold["SyncHoldClient"]):
             self._stop.stop()
             self._renewer.join()
         if self.state in ("open", "expired"):
-            self._client._drive(self._ending(error is not None))
+            self._client._drive(self._end_block(error is not None))
 
     def _renew(self, stop: "_Stop") -> None:
         def perform(step: _Step) -> object:
@@ -553,7 +555,7 @@ class SyncClientHold(_Hold["SyncHoldClient"]):
             return done
 
         with suppress(GeneratorExit):
-            drive(self._renewing(), perform)
+            drive(self._renew_lease(), perform)
 
 
 class _Stop:
@@ -596,14 +598,14 @@ class SyncHoldClient(_Client):
     ) -> SyncClientHold:
         """See `HoldClient.hold`."""
         name = uuid4().hex if hold_id is None else hold_id
-        answer = self._drive(self._holding(costs, session, tool, lease, timeout, name))
+        answer = self._drive(self._make(costs, session, tool, lease, timeout, name))
         return SyncClientHold(self, answer, float(lease), max_age)
 
     def find_hold(self, hold_id: str) -> SyncClientHold:
-        return SyncClientHold(self, self._drive(self._finding(hold_id)), 60.0, 3600)
+        return SyncClientHold(self, self._drive(self._find(hold_id)), 60.0, 3600)
 
     def account(self, path: str) -> AccountStatus:
-        found: AccountStatus = self._drive(self._looking(path))
+        found: AccountStatus = self._drive(self._read_account(path))
         return found
 
     def close(self) -> None:

@@ -14,8 +14,9 @@ from headgate.gate.accounts import (
     Account,
     AccountLimit,
     Accounts,
-    Resource,
-    account_limit,
+    LimitKey,
+    level_of,
+    parse_account_limit,
 )
 from headgate.gate.immutable_map import ImmutableMap
 from headgate.gate.settings_reader import SettingsReader
@@ -82,7 +83,7 @@ class _Tables:
         self.tools: set[str] = set()
         self._units: Final = units
 
-    def limits(self, path: str, tables: Mapping[str, Any], key: str) -> dict[Resource, AccountLimit]:
+    def limits(self, path: str, tables: Mapping[str, Any], key: str) -> dict[LimitKey, AccountLimit]:
         """The limits in a table: of resources, and below `tools` those of one tool."""
         reader = self.reader
         table = reader.table(key, tables, path)
@@ -95,10 +96,10 @@ class _Tables:
                 found |= self._of_tool(where, reader.table(tool, tools, where), tool)
         return found
 
-    def _of_tool(self, path: str, table: Mapping[str, Any], tool: str) -> dict[Resource, AccountLimit]:
+    def _of_tool(self, path: str, table: Mapping[str, Any], tool: str) -> dict[LimitKey, AccountLimit]:
         known = [name for name in self._units if not tool or name != SLOTS]
         self.reader.check_keys(path, table, known)
-        found: dict[Resource, AccountLimit] = {}
+        found: dict[LimitKey, AccountLimit] = {}
         for resource in table:
             if resource in known:
                 read = partial(_limit, resource, self._units)
@@ -117,7 +118,7 @@ def _read_at(accounts: Accounts, tables: _Tables, given: Mapping[str, Any]) -> I
         limits = tables.limits(path, given, name)
         table = reader.table(name, given, path)
         plan = reader.value(f"{path}.plan", table, "", partial(accounts.check_plan, ""))
-        if plan and name.count("/") >= accounts.agent_level:
+        if plan and level_of(name) >= accounts.agent_level:
             reader.add_mistake(f"{path}.plan", "the plan of an agent in [agents], and none of a session", plan)
         if limits or plan:
             yield name, Account(limits, plan)
@@ -155,7 +156,7 @@ def account_settings(accounts: Accounts) -> dict[str, Any]:
     }
 
 
-def limit_settings(limits: Mapping[Resource, AccountLimit]) -> dict[str, Any]:
+def limit_settings(limits: Mapping[LimitKey, AccountLimit]) -> dict[str, Any]:
     """Limits in the structure that builds them: by resource, and those of tools below "tools"."""
     found: dict[str, Any] = {resource: limit.text for (resource, tool), limit in limits.items() if not tool}
     tools: dict[str, dict[str, str]] = {}
@@ -166,7 +167,7 @@ def limit_settings(limits: Mapping[Resource, AccountLimit]) -> dict[str, Any]:
 
 
 def _limit(resource: str, units: Mapping[str, int], value: object) -> AccountLimit:
-    return account_limit("limit", resource, value, units)
+    return parse_account_limit("limit", resource, value, units)
 
 
 def _name(value: object) -> str:

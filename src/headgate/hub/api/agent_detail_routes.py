@@ -11,6 +11,7 @@ from headgate.gate import Gate
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import Registry
 from headgate.hub.api.admin_limit_routes import Limits, by_channel
+from headgate.hub.api.hold_routes import cost_texts
 from headgate.hub.api.routing import Call, Route, Who
 from headgate.hub.dashboard.accounts import AccountLimit, limit_card
 from headgate.hub.dashboard.cards import AgentCard, Cards, Usage, sees_accounts, used_share
@@ -155,7 +156,7 @@ async def _accounts(gate: Gate, agent: str) -> tuple[list[AccountLimit], list[Ag
             hold.session,
             hold.tool,
             "open" if hold.state == "open" else "expired",
-            {resource: f"{cost:f}" for resource, cost in hold.costs.items()},
+            cost_texts(hold.costs),
             round(hold.lease_left, 3),
         )
         for hold in listed

@@ -25,6 +25,7 @@ from headgate.hub.errors import BLOCKED_BY_OPERATOR, RequestError
 from headgate.hub.sockets.frames import AgentId
 from headgate.limits.decision import Decision
 from headgate.limits.numbers import LARGEST
+from headgate.limits.units import amount_text
 
 MAX_TIMEOUT: Final = 30
 """Seconds for which the hub lets a hold wait."""
@@ -180,16 +181,12 @@ def _read_amount(where: str, amount: str | float) -> int | str:
     number = Decimal(amount if isinstance(amount, str) else repr(amount))
     if isinstance(amount, float) and len(number.normalize().as_tuple().digits) > _EXACT_DIGITS:
         refuse(where, f"a text such as '0.0312', or a number of at most {_EXACT_DIGITS} digits, to be exact", amount)
-    return int(number) if number == number.to_integral_value() else written(number)
+    return int(number) if number == number.to_integral_value() else amount_text(number)
 
 
-def written(amount: Decimal) -> str:
-    """An amount without an exponent."""
-    return format(amount, "f")
-
-
-def _written_costs(costs: Mapping[str, Decimal]) -> dict[str, str]:
-    return {resource: written(amount) for resource, amount in costs.items()}
+def cost_texts(costs: Mapping[str, Decimal]) -> dict[str, str]:
+    """Costs by resource, for JSON."""
+    return {resource: amount_text(amount) for resource, amount in costs.items()}
 
 
 # Answers --------------------------------------------------------------------------------------------------------------
@@ -204,7 +201,7 @@ def _answer(hold: AccountHold) -> HoldAnswer:
         hold.session,
         hold.tool,
         hold.state,
-        _written_costs(hold.costs),
+        cost_texts(hold.costs),
         hold.lease_left,
         decision.outcome.value,
         None if bound is None else HoldBound(*bound),
@@ -232,13 +229,13 @@ def _denial(gate: Gate, hold: AccountHold, decision: Decision) -> ApiResponse:
 
 
 def _limit(status: LimitStatus) -> LimitAnswer:
-    amount, spent, held, left = map(written, (status.amount, status.spent, status.held, status.left))
+    amount, spent, held, left = map(amount_text, (status.amount, status.spent, status.held, status.left))
     return LimitAnswer(status.resource, status.tool, status.limit, amount, spent, held, left, status.resets_after)
 
 
-def _held(hold: AccountHoldSummary) -> HeldAnswer:
+def held_answer(hold: AccountHoldSummary) -> HeldAnswer:
     who = hold.id, hold.agent, hold.account, hold.session, hold.tool, hold.state
-    return HeldAnswer(*who, _written_costs(hold.costs), hold.lease_left)
+    return HeldAnswer(*who, cost_texts(hold.costs), hold.lease_left)
 
 
 # Handlers -------------------------------------------------------------------------------------------------------------
@@ -335,7 +332,7 @@ async def _account(call: Call, gate: Gate) -> AccountAnswer:
     count = call.query.holds
     holds = await gate.alist_holds(listed, count) if count else []
     limits = [_limit(limit) for limit in account.limits]
-    return AccountAnswer(account.path, account.level, account.plan, limits, [_held(hold) for hold in holds])
+    return AccountAnswer(account.path, account.level, account.plan, limits, [held_answer(hold) for hold in holds])
 
 
 _PATH: Final = "/v1/holds/{id}"

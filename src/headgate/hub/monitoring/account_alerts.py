@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from decimal import Decimal
 from math import ceil
 from typing import Final, Literal, TypeAlias
 from uuid import uuid4
@@ -25,7 +24,7 @@ from msgspec.structs import replace
 from headgate.errors import HeadgateError, InvalidInput, StoreAway
 from headgate.events import AccountAlerted
 from headgate.gate import Gate
-from headgate.gate.account_holds import LimitStatus
+from headgate.gate.account_holds import ALERT_SHARES, LimitStatus, alert_share
 from headgate.hub.timer import Timer
 from headgate.limits.clock import Clock
 from headgate.limits.notation import parse
@@ -35,7 +34,6 @@ AccountAlertEvent: TypeAlias = Literal["account_alert.raised", "account_alert.re
 
 MAX_ACCOUNT_ALERTS: Final = 500
 """Alerts of accounts that are open at the same time, so that there is room in the store for those of agents."""
-SHARES: Final = (0.8, 1.0)
 MARK: Final = "\t"
 """Starts the name under which an alert is stored. No agent has such a name."""
 
@@ -93,7 +91,7 @@ class AccountAlerts:
         away: Callable[[], bool] = lambda: False,
     ) -> None:
         self._gate, self._clock, self._send, self._shared, self._away = gate, clock, send, shared, away
-        self.raised: Final[Counter[float]] = Counter(dict.fromkeys(SHARES, 0))
+        self.raised: Final[Counter[float]] = Counter(dict.fromkeys(ALERT_SHARES, 0))
         """The number of times that this hub raised an alert, by share."""
         self.resolved = 0
         """The number of alerts that this hub resolved."""
@@ -259,7 +257,7 @@ class AccountAlerts:
         """Resolve an alert if less is used now, or take a changed budget over."""
         alert = entry.alert
         same = [one for one in limits if _key(one.account, one.resource, one.tool, one.limit) == key]
-        used = _share(same[0]) if same else 0.0
+        used = alert_share(same[0].left, same[0].amount) if same else 0.0
         if not used:
             await self._resolve(key, entry)
         elif same[0].limit != alert.limit:
@@ -363,13 +361,6 @@ def _raised(event: AccountAlerted, before: AccountAlert | None) -> AccountAlert:
     return AccountAlert(before.alert_id, *told, raised_at=before.raised_at, times=before.times + 1)
 
 
-def _share(limit: LimitStatus) -> float:
-    """The share of a limit that is used, as alerts tell it: 1, 0.8, or less (0)."""
-    if limit.left * 5 > limit.amount:
-        return 0.0
-    return 1.0 if limit.left <= Decimal(0) else 0.8
-
-
 def _key(account: str, resource: str, tool: str, limit: str) -> str:
     """The name under which the alert of a budget is stored: the same whatever its amount, and for no agent."""
     try:
@@ -390,5 +381,5 @@ def _decoded(key: str, text: str) -> AccountAlert | None:
     except msgspec.DecodeError:
         return None
     numbers = (alert.raised_at, alert.resolved_at or 0, alert.resets_at or 0, alert.times)
-    valid = alert.share in SHARES and all([0 <= number <= LAST_MOMENT for number in numbers])
+    valid = alert.share in ALERT_SHARES and all([0 <= number <= LAST_MOMENT for number in numbers])
     return alert if valid and _key(alert.account, alert.resource, alert.tool, alert.limit) == key else None
