@@ -6,6 +6,7 @@ from functools import partial
 from typing import Annotated, Any, Final, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field, json
+from msgspec.structs import asdict
 
 from headgate.errors import refuse
 from headgate.gate import Gate
@@ -27,7 +28,7 @@ from headgate.gate.policy import check_agent
 from headgate.gate.usage import DEFAULT_GROUPS, UsageTotal, usage_csv, usage_groups
 from headgate.hub.agents.registry import Registry
 from headgate.hub.api.admin_limit_routes import LimitTexts
-from headgate.hub.api.hold_routes import HeldAnswer, held_answer
+from headgate.hub.api.hold_routes import HoldEntry, LimitEntry, hold_entry, limit_entry
 from headgate.hub.api.http import ApiResponse
 from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.errors import RequestError
@@ -98,22 +99,11 @@ class UsageQuery(Body):
     """day or month; account or a level above the agents; agent; tool; resource; several with commas."""
 
 
-class AccountLimitStatus(Struct):
-    """A limit of an account, and what is left of it. Amounts are texts, to be exact."""
-
-    resource: str
-    tool: str
-    limit: str
+class AccountLimitStatus(LimitEntry, kw_only=True):
     source: str
     """Where it comes from: "account", "plan" or "level"."""
-    amount: str
-    spent: str
-    held: str
-    left: str
     used: float
     """The share that is spent or held."""
-    resets_after: float | None
-    """Seconds until all that was spent has come back; null if it never does by itself."""
 
 
 class AccountSummary(Struct):
@@ -167,7 +157,7 @@ class AgentAccount(Struct):
 
 
 class AccountHolds(Struct):
-    holds: list[HeldAnswer]
+    holds: list[HoldEntry]
     """Those that end first at the front."""
     more: bool
 
@@ -262,7 +252,7 @@ async def _detail(gate: Gate, registry: Registry, path: str) -> dict[str, Any]:
     agent = split_path(path)[accounts.agent_level] if level_of(path) >= accounts.agent_level else None
     registered = None if agent is None else await registry.find(agent) is not None
     return {
-        **{name: getattr(summary, name) for name in summary.__struct_fields__},
+        **asdict(summary),
         "accounts": below[:_MOST_NAMES],
         "members": members[:_MOST_NAMES],
         "registered": registered,
@@ -309,18 +299,7 @@ def _summary(gate: Gate, status: AccountStatus, agents: dict[str, int]) -> Accou
 
 
 def _limit_status(one: LimitStatus, source: str) -> AccountLimitStatus:
-    return AccountLimitStatus(
-        resource=one.resource,
-        tool=one.tool,
-        limit=one.limit,
-        source=source,
-        amount=amount_text(one.amount),
-        spent=amount_text(one.spent),
-        held=amount_text(one.held),
-        left=amount_text(one.left),
-        used=one.used,
-        resets_after=one.resets_after,
-    )
+    return AccountLimitStatus(**asdict(limit_entry(one)), source=source, used=one.used)
 
 
 # Limits in a body -----------------------------------------------------------------------------------------------------
@@ -454,7 +433,7 @@ async def _set_agent(call: Call, gate: Gate, registry: Registry) -> AgentAccount
 async def _holds(call: Call, gate: Gate) -> AccountHolds:
     limit = call.query.limit
     found = await gate.alist_holds(call.parts["account"], limit + 1)
-    return AccountHolds([held_answer(hold) for hold in found[:limit]], len(found) > limit)
+    return AccountHolds([hold_entry(hold) for hold in found[:limit]], len(found) > limit)
 
 
 async def _usage(call: Call, gate: Gate) -> UsageTotals:
