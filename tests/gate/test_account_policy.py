@@ -96,6 +96,7 @@ def test_f1_unlimited_takes_a_default_away() -> None:
             "accounts.default.agent.tools.web.slots: expected one of",
         ),
         ({"units": {"usd": {"decimals": 2}}}, "accounts.units.usd.decimals: expected 6, which usd always has, got 2"),
+        ({"plans": {f"p{i}": {} for i in range(257)}}, "accounts.plans: expected at most 256 names, got 257"),
         ({"units": {"Coin": {"decimals": 2}}}, "accounts.units.Coin: expected a name of up to 31 of a-z and _"),
         (
             {"units": {"coin": {"decimals": 12}}},

@@ -95,7 +95,7 @@ class AccountHold(Hold):
     Costs are mappings of resources. It is used like the `Hold` of a limiter.
 
     >>> from headgate import Gate, Policy
-    >>> gate = Gate(Policy(accounts={"default": {"agent": {"tokens": "100000/minute", "slots": "5 in flight"}}}))
+    >>> gate = Gate(Policy(accounts={"default": {"agent": {"tokens": "100000/calendar day", "slots": "5 in flight"}}}))
     >>> hold = gate.hold("planner", {"tokens": 1200})
     >>> bool(hold), hold.state
     (True, 'open')

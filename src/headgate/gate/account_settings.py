@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -67,12 +68,12 @@ def read_accounts(reader: SettingsReader, given: Mapping[str, Any]) -> Accounts:
         },
         at=ImmutableMap(),
     )
-    at: ImmutableMap[Account] = ImmutableMap()
     found = dict(_read_at(accounts, tables, reader.table("at", given, "accounts.at")))
     tools = tables.tools | set(own)
-    if max(len(tools), len(accounts.plans)) > _MAX_NAMES:
-        reader.add_mistake("accounts", f"at most {_MAX_NAMES} tools, and as many plans", len(tools))
-    return Accounts(**{**vars(accounts), "tools": frozenset(tools), "at": at.update(found)})
+    for path, count in (("accounts.tools", len(tools)), ("accounts.plans", len(accounts.plans))):
+        if count > _MAX_NAMES:
+            reader.add_mistake(path, f"at most {_MAX_NAMES} names", count)
+    return replace(accounts, tools=frozenset(tools), at=accounts.at.update(found))
 
 
 class _Tables:

@@ -1,7 +1,7 @@
 """Accounts of a gate: their limits and what is left of them, what they have used, and changes to them."""
 
 from collections.abc import Iterable
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import Final, NamedTuple
 
 from headgate.errors import refuse
@@ -22,8 +22,7 @@ from headgate.gate.accounts import (
 )
 from headgate.gate.gate_holds import GateHolds, StoreCall, acall_store, call_store
 from headgate.gate.policy import check_agent
-from headgate.gate.usage import DEFAULT_GROUPS, UsageTotal, usage_groups, usage_totals
-from headgate.gate.usage import Usage as Usage
+from headgate.gate.usage import DEFAULT_GROUPS, Usage, UsageTotal, usage_groups, usage_totals
 from headgate.limits.calendar import Calendar, zone_of
 from headgate.limits.decision import Decision
 from headgate.limits.meter import KEPT
@@ -208,13 +207,11 @@ class GateAccounts(GateHolds):
     def usage_days(self) -> tuple[date, date]:
         """The first day of which usage is kept, and today, by the days of `accounts.zone`."""
         zone = zone_of(self._lookup.effective.accounts.zone)
-        kept, today = [
-            datetime.fromtimestamp(moment / 1_000_000, UTC).astimezone(zone).date() for moment in self._kept_since()
-        ]
-        return kept, today
+        first, today = self._usage_moments()
+        return _day_at(first, zone), _day_at(today, zone)
 
-    def _kept_since(self) -> tuple[int, int]:
-        """The start of the first day of which usage is kept, and that of today, in microseconds since 1970."""
+    def _usage_moments(self) -> tuple[int, int]:
+        """The starts of both days, in microseconds since 1970."""
         days = Calendar("day", self._lookup.effective.accounts.zone)
         today = days.at(max(round(self._store.clock.wall() * 1_000_000), 0))[0]
         return (days.next(today - KEPT)[0] if today >= KEPT else 0), today
@@ -223,14 +220,11 @@ class GateAccounts(GateHolds):
         accounts = self._lookup.effective.accounts
         root = None if account is None else accounts.root_of(accounts.check_path("account", account))
         zone = zone_of(accounts.zone)
-        begin, until = _day("first", first), _day("last", last)
+        begin, until = _check_day("first", first), _check_day("last", last)
         if begin > until:
             refuse("first", f"a day up to the last, which is {until}", str(begin))
-        start, end = [
-            round(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp() * 1_000_000)
-            for day in (begin, until + timedelta(days=1))
-        ]
-        return USAGE, max(start, self._kept_since()[0]), end, root
+        start, end = _start_of(begin, zone), _start_of(until + timedelta(days=1), zone)
+        return USAGE, max(start, self._usage_moments()[0]), end, root
 
     def _usage(self, rows: Iterable[UsageRow], account: str | None) -> list[Usage]:
         accounts = self._lookup.effective.accounts
@@ -238,9 +232,8 @@ class GateAccounts(GateHolds):
         for row in rows:
             path, tool, resource = row.key.split("\t")
             if account is None or is_within(path, account):
-                day = datetime.fromtimestamp(row.start // 1_000_000, UTC).astimezone(zone).date()
                 amount = in_units(row.amount, accounts.units.get(resource, 0))
-                found.append(Usage(day, path, tool, resource, amount))
+                found.append(Usage(_day_at(row.start, zone), path, tool, resource, amount))
         return sorted(found)
 
     # Changes ---------------------------------------------------------------------------------------------------------
@@ -289,10 +282,20 @@ class GateAccounts(GateHolds):
     aset_agent_account = in_thread(set_agent_account)
 
 
-def _day(where: str, day: object) -> date:
+def _check_day(where: str, day: object) -> date:
     if not isinstance(day, date) or isinstance(day, datetime) or not 1970 < day.year < 9990:
         refuse(where, "a date", day)
     return day
+
+
+def _day_at(moment: int, zone: tzinfo) -> date:
+    """The day of a moment in microseconds since 1970."""
+    return datetime.fromtimestamp(moment // 1_000_000, UTC).astimezone(zone).date()
+
+
+def _start_of(day: date, zone: tzinfo) -> int:
+    """The start of a day, in microseconds since 1970."""
+    return round(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp() * 1_000_000)
 
 
 def _held(listed: Iterable[ListedHold]) -> dict[Bound, int]:
@@ -303,8 +306,8 @@ def _held(listed: Iterable[ListedHold]) -> dict[Bound, int]:
             continue
         asks, session = restored_asks(hold.note, hold.shape)
         costs = asks.by_resource(hold.costs)
-        for bound in {asks.bound_of(row, session): row for row in asks.rows}:
-            place = next(i for i, (name, _) in enumerate(asks.resources) if name == bound.resource)
+        # Once, however many limits the account has for the resource.
+        for bound, place in {asks.bound_of(row, session): row.resource for row in asks.rows}.items():
             found[bound] = found.get(bound, 0) + (1 if bound.resource == SLOTS else costs[place])
     return found
 
@@ -315,16 +318,15 @@ def _summaries(listed: Iterable[ListedHold], account: str, most: int) -> list[Ac
         asks, session = restored_asks(hold.note, hold.shape)
         path = session_path(asks.path, session) if session else asks.path
         if hold.state in (OPEN, EXPIRED) and is_within(path, account):
-            agent = split_path(asks.path)[-1]
             summary = AccountHoldSummary(
-                hold.hold_id.partition("/")[2],
-                agent,
-                asks.path,
-                session,
-                asks.tool,
-                hold.state,
-                named_costs(asks, hold.costs),
-                hold.left / 1_000_000,
+                id=hold.hold_id.partition("/")[2],
+                agent=split_path(asks.path)[-1],
+                account=asks.path,
+                session=session,
+                tool=asks.tool,
+                state=hold.state,
+                costs=named_costs(asks, hold.costs),
+                lease_left=hold.left / 1_000_000,
             )
             found.append(summary)
     return found[:most]

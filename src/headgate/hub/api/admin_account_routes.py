@@ -1,11 +1,11 @@
-"""Admin routes: accounts, their limits and plans, the accounts of agents, and usage."""
+"""Admin routes: accounts, their limits and plans, the accounts of agents, and their holds."""
 
 from collections.abc import Callable, Iterator, Mapping
-from datetime import date
 from functools import partial
 from typing import Annotated, Any, Final, TypeAlias
 
-from msgspec import UNSET, Meta, Struct, UnsetType, field, json
+from msgspec import UNSET, Meta, Struct, UnsetType, json
+from msgspec.structs import asdict
 
 from headgate.errors import refuse
 from headgate.gate import Gate
@@ -24,25 +24,19 @@ from headgate.gate.accounts import (
 from headgate.gate.changes import account_limit, account_plan, agent_account, agent_plan, level_limit, plan_limit
 from headgate.gate.gate_accounts import AccountStatus
 from headgate.gate.policy import check_agent
-from headgate.gate.usage import DEFAULT_GROUPS, UsageTotal, usage_csv, usage_groups
 from headgate.hub.agents.registry import Registry
 from headgate.hub.api.admin_limit_routes import LimitTexts
-from headgate.hub.api.hold_routes import HeldAnswer, held_answer
-from headgate.hub.api.http import ApiResponse
+from headgate.hub.api.agent_routes import AccountPath, PlanName
+from headgate.hub.api.hold_routes import HoldEntry, LimitEntry, hold_entry, limit_entry
 from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.errors import RequestError
-from headgate.limits.units import amount_text
 from headgate.stores.base import Edit
 
-MAX_TOTALS: Final = 10_000
-"""Totals of usage in one answer."""
 _MOST_NAMES: Final = 1000  # agents or accounts below one that are listed with it
 _LONGEST_LIMIT: Final = 200
 _MOST_LIMITS: Final = 10
 _TOOLS: Final = "tools"
 _PLAN: Final = "plan"
-_MONTHS: Final = 13
-_CSV: Final = "text/csv; charset=utf-8"
 
 # Bodies and answers ---------------------------------------------------------------------------------------------------
 
@@ -66,21 +60,20 @@ NewAccount: TypeAlias = Annotated[
 NewAccountLimits: TypeAlias = Annotated[
     dict[str, Any], Meta(description=_LIMITS_ABOUT, extra_json_schema=_table_schema(plan=False))
 ]
-_Path: TypeAlias = Annotated[str, Meta(max_length=2000)]
 
 
 class NewAgentAccount(Body):
-    account: _Path | UnsetType | None = UNSET
+    account: AccountPath | UnsetType | None = UNSET
     """The path of an account, or "" for none; null: that of the policy."""
-    plan: Annotated[str, Meta(max_length=64)] | UnsetType | None = UNSET
+    plan: PlanName | UnsetType | None = UNSET
     """null: that of the policy."""
 
 
 class AccountsPage(Body):
     limit: Annotated[int, Meta(ge=1, le=100)] = 100
-    after: _Path = ""
+    after: AccountPath = ""
     """The path of the last account of the page before."""
-    within: _Path = ""
+    within: AccountPath = ""
     """An account: only itself and those below it."""
 
 
@@ -88,32 +81,11 @@ class HoldsPage(Body):
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100
 
 
-class UsageQuery(Body):
-    first: date | None = field(name="from", default=None)
-    """The first day; by default that of the oldest of 13 months."""
-    last: date | None = field(name="to", default=None)
-    """The last day; by default today."""
-    account: _Path = ""
-    by: Annotated[str, Meta(max_length=500)] = ",".join(DEFAULT_GROUPS)
-    """day or month; account or a level above the agents; agent; tool; resource; several with commas."""
-
-
-class AccountLimitStatus(Struct):
-    """A limit of an account, and what is left of it. Amounts are texts, to be exact."""
-
-    resource: str
-    tool: str
-    limit: str
+class AccountLimitStatus(LimitEntry, kw_only=True):
     source: str
     """Where it comes from: "account", "plan" or "level"."""
-    amount: str
-    spent: str
-    held: str
-    left: str
     used: float
     """The share that is spent or held."""
-    resets_after: float | None
-    """Seconds until all that was spent has come back; null if it never does by itself."""
 
 
 class AccountSummary(Struct):
@@ -167,22 +139,9 @@ class AgentAccount(Struct):
 
 
 class AccountHolds(Struct):
-    holds: list[HeldAnswer]
+    holds: list[HoldEntry]
     """Those that end first at the front."""
     more: bool
-
-
-class GroupTotal(Struct):
-    group: dict[str, str]
-    amount: str
-
-
-class UsageTotals(Struct):
-    first: date = field(name="from")
-    last: date = field(name="to")
-    zone: str
-    by: list[str]
-    totals: list[GroupTotal]
 
 
 # Accounts -------------------------------------------------------------------------------------------------------------
@@ -262,7 +221,7 @@ async def _detail(gate: Gate, registry: Registry, path: str) -> dict[str, Any]:
     agent = split_path(path)[accounts.agent_level] if level_of(path) >= accounts.agent_level else None
     registered = None if agent is None else await registry.find(agent) is not None
     return {
-        **{name: getattr(summary, name) for name in summary.__struct_fields__},
+        **asdict(summary),
         "accounts": below[:_MOST_NAMES],
         "members": members[:_MOST_NAMES],
         "registered": registered,
@@ -309,18 +268,7 @@ def _summary(gate: Gate, status: AccountStatus, agents: dict[str, int]) -> Accou
 
 
 def _limit_status(one: LimitStatus, source: str) -> AccountLimitStatus:
-    return AccountLimitStatus(
-        resource=one.resource,
-        tool=one.tool,
-        limit=one.limit,
-        source=source,
-        amount=amount_text(one.amount),
-        spent=amount_text(one.spent),
-        held=amount_text(one.held),
-        left=amount_text(one.left),
-        used=one.used,
-        resets_after=one.resets_after,
-    )
+    return AccountLimitStatus(**asdict(limit_entry(one)), source=source, used=one.used)
 
 
 # Limits in a body -----------------------------------------------------------------------------------------------------
@@ -448,46 +396,13 @@ async def _set_agent(call: Call, gate: Gate, registry: Registry) -> AgentAccount
     return AgentAccount(agent, gate.path_of(agent), rules.account, rules.plan, registered, known)
 
 
-# Holds and usage ------------------------------------------------------------------------------------------------------
+# Holds ----------------------------------------------------------------------------------------------------------------
 
 
 async def _holds(call: Call, gate: Gate) -> AccountHolds:
     limit = call.query.limit
     found = await gate.alist_holds(call.parts["account"], limit + 1)
-    return AccountHolds([held_answer(hold) for hold in found[:limit]], len(found) > limit)
-
-
-async def _usage(call: Call, gate: Gate) -> UsageTotals:
-    first, last, by, totals = await _totals(call, gate)
-    found = [GroupTotal(dict(zip(by, one.group, strict=True)), amount_text(one.amount)) for one in totals]
-    return UsageTotals(first, last, gate.effective.accounts.zone, list(by), found)
-
-
-async def _usage_csv(call: Call, gate: Gate) -> ApiResponse:
-    _, _, by, totals = await _totals(call, gate)
-    name = [(b"content-disposition", b'attachment; filename="usage.csv"')]
-    return ApiResponse(200, usage_csv(by, totals).encode(), name, _CSV)
-
-
-async def _totals(call: Call, gate: Gate) -> tuple[date, date, tuple[str, ...], list[UsageTotal]]:
-    query, accounts = call.query, gate.effective.accounts
-    kept, today = gate.usage_days()
-    month = today.year * 12 + today.month - _MONTHS
-    first = max(date(month // 12, month % 12 + 1, 1), kept) if query.first is None else query.first
-    last = max(today, first) if query.last is None else query.last
-    by = usage_groups(query.by.split(","), accounts)
-    if not kept <= first <= last:
-        refuse("from", f"a day from {kept}, the first that is kept, to {last}", str(first))
-    if last.year > today.year + 1:
-        refuse("to", f"a day up to the end of {today.year + 1}", str(last))
-    totals = await gate.ausage_totals(first, last, query.account or None, by)
-    if len(totals) > MAX_TOTALS:
-        refuse(
-            "usage",
-            f"at most {MAX_TOTALS:,} totals: choose an account, fewer days, or fewer groups",
-            f"{len(totals):,}",
-        )
-    return first, last, by, totals
+    return AccountHolds([hold_entry(hold) for hold in found[:limit]], len(found) > limit)
 
 
 _ACCOUNTS: Final = "/api/admin/accounts"
@@ -535,13 +450,5 @@ ROUTES: Final = (
     Route(
         "PUT", "/api/admin/agents/{agent}/account", "admin", Who.ADMIN, _set_agent, AgentAccount,
         "move an agent to an account, or give it a plan", body=NewAgentAccount,
-    ),
-    Route(
-        "GET", "/api/admin/usage", "admin", Who.ADMIN, _usage, UsageTotals,
-        "what was used, added up by resource and other groups", query=UsageQuery,
-    ),
-    Route(
-        "GET", "/api/admin/usage.csv", "admin", Who.ADMIN, _usage_csv, str, "the same as CSV", query=UsageQuery,
-        media=_CSV,
     ),
 )  # fmt: skip

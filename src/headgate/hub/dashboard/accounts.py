@@ -41,7 +41,7 @@ _SAME_MOMENT: Final = 1.5  # seconds by which one moment may be off
 _log = structlog.get_logger("headgate.hub")
 
 
-class AccountLimit(Struct, frozen=True):
+class LimitCard(Struct, frozen=True):
     """One limit of an account. Amounts are texts, so that no decimal is lost."""
 
     account: str
@@ -69,16 +69,16 @@ class AccountCard(Struct, frozen=True):
     plan: str
     used: float
     """Of the limit of which the largest share is used."""
-    limits: list[AccountLimit]
+    limits: list[LimitCard]
     """The one of which the largest share is used comes first; at most 20."""
     more_limits: int
     """The number of its limits that aren't listed."""
 
 
-def limit_card(status: LimitStatus, wall: float) -> AccountLimit:
+def limit_card(status: LimitStatus, wall: float) -> LimitCard:
     """A limit as it is shown."""
     after = status.resets_after
-    return AccountLimit(
+    return LimitCard(
         account=status.account,
         level=status.level,
         resource=status.resource,
@@ -116,7 +116,7 @@ def _same(one: AccountCard, other: AccountCard) -> bool:
     )
 
 
-def _without_moment(limit: AccountLimit) -> tuple[object, ...]:
+def _without_moment(limit: LimitCard) -> tuple[object, ...]:
     return (limit.account, limit.resource, limit.tool, limit.limit, limit.spent, limit.held, limit.left)
 
 
