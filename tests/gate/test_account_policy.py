@@ -97,8 +97,10 @@ def test_f1_unlimited_takes_a_default_away() -> None:
         ),
         (
             {"default": {"agent": {"usd": "600"}}},
-            "accounts.default.agent.usd: expected a rate, such as '100/minute', or a budget, such as "
-            "'500/calendar month', '500/calendar day in Europe/Berlin' or '2 in all', got '600'",
+            (
+                "accounts.default.agent.usd: expected a rate, such as '100/minute', or a budget, such as "
+                "'500/calendar month', '500/calendar day in Europe/Berlin' or '2 in all', got '600'"
+            ),
         ),
         ({"default": {"agent": {"usd": 600}}}, "accounts.default.agent.usd: expected a rate, such as"),
         (
@@ -123,8 +125,10 @@ def test_f1_unlimited_takes_a_default_away() -> None:
         ),
         (
             {"at": {"-/-": {"usd": "1 in all"}}},
-            "accounts.at.\"-/-\": expected an account or an agent; '-' stands for a missing one, which has no limits "
-            "(accounts.default limits agents without an account), got '-/-'",
+            (
+                "accounts.at.\"-/-\": expected an account or an agent; '-' stands for a missing one, which has no "
+                "limits (accounts.default limits agents without an account), got '-/-'"
+            ),
         ),
         ({"at": {"acme//x": {}}}, 'accounts.at."acme//x": expected the path of an account'),
         (

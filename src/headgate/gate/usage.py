@@ -39,9 +39,9 @@ _Value: TypeAlias = Callable[[Usage], str]
 
 
 def usage_groups(by: Iterable[str], accounts: Accounts) -> tuple[str, ...]:
-    """What to total by, as names or as one text with commas. Amounts of different resources have no sum: the resource is added if it is missing.
+    """What to total by. Amounts of different resources have no sum: the resource is added if it is missing.
 
-    One is "day" or "month"; "account", the account of the agent, or the name of a level above the agents; "agent",
+    The names come one by one, or in one text with commas. One is "day" or "month"; "account", the account of the agent, or the name of a level above the agents; "agent",
     "tool" or "resource".
     """
     known = [*PERIODS, "account", *accounts.levels[: accounts.agent_level], "agent", "tool", RESOURCE]
