@@ -41,8 +41,8 @@ _Value: TypeAlias = Callable[[Usage], str]
 def usage_groups(by: Iterable[str], accounts: Accounts) -> tuple[str, ...]:
     """What to total by. Amounts of different resources have no sum: the resource is added if it is missing.
 
-    The names come one by one, or in one text with commas. One is "day" or "month"; "account", the account of the agent, or the name of a level above the agents; "agent",
-    "tool" or "resource".
+    One is "day" or "month"; "account", the account of the agent, or the name of a level above the agents; "agent",
+    "tool" or "resource". They may be one text, with commas between them.
     """
     known = [*PERIODS, "account", *accounts.levels[: accounts.agent_level], "agent", "tool", RESOURCE]
     groups = tuple(by.split(",")) if isinstance(by, str) else tuple(by)
