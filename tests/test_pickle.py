@@ -29,6 +29,7 @@ from headgate import (
     per_minute,
 )
 from headgate.edges.guard import Denial
+from headgate.errors import Bound
 from headgate.events import AddressChecked, Alerted, Checked, Degraded, PolicyChanged, Violated, ViolationsReset
 from headgate.limits.violations import Backoff
 from headgate.stores.base import Ask, Change, Edit, Offence, Verb
@@ -36,7 +37,8 @@ from headgate.stores.base import Ask, Change, Edit, Offence, Verb
 DECISION = Limiter(per_minute(60)).check("agent")
 
 MADE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    "RateLimited": (("agent", 5.0, "5 signals/sec", 200), {"degraded": True}),
+    "HoldDenied": (("not enough left", 1000, Bound("acme", "usd", "")), {}),
+    "RateLimited": (("agent", 5.0, "5 signals/sec", 200), {"degraded": True, "bound": Bound("acme", "usd", "")}),
     "UnknownHold": (("agent", "hold-1"), {}),
     "PolicyError": (("policy.toml", ["limits.heavy: expected a limit, got 5", "another"]), {}),
     "RequestError": ((404, "unknown", "no such agent"), {}),

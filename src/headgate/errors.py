@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 
 class HeadgateError(Exception):
@@ -19,10 +19,32 @@ class InvalidInput(HeadgateError, ValueError):
     """
 
 
+class Bound(NamedTuple):
+    """What decided on a hold of accounts."""
+
+    account: str
+    """The path of the account."""
+    resource: str
+    tool: str
+    """"" unless it is a limit of one tool."""
+
+    def __str__(self) -> str:
+        return f"{self.resource} of {self.account}" + (f" by {self.tool}" if self.tool else "")
+
+
 class RateLimited(HeadgateError):
     """A request was denied. Only verbs that say so raise it; everywhere else a denial is a `Decision`."""
 
-    def __init__(self, agent_id: str, limit: float, pace: str, retry_ms: int | None, *, degraded: bool = False) -> None:
+    def __init__(
+        self,
+        agent_id: str,
+        limit: float,
+        pace: str,
+        retry_ms: int | None,
+        *,
+        degraded: bool = False,
+        bound: Bound | None = None,
+    ) -> None:
         self.agent_id = agent_id
         """The agent, or another key, that was denied."""
         self.limit = limit
@@ -33,6 +55,8 @@ class RateLimited(HeadgateError):
         """Milliseconds until a retry can pass, rounded up, never 0; None if no wait would help."""
         self.degraded = degraded
         """Whether something other than the limit denied it: the store was away, or had no room for a new key."""
+        self.bound = bound
+        """The account, resource and tool that decided; None unless a hold of accounts was denied."""
         why = ", the store is away" if degraded else ""
         wait = "no wait would help" if self.retry_after_ms is None else f"retry after {self.retry_after_ms}ms"
         super().__init__(f"rate limited: agent {agent_id!r} at {pace}{why}, {wait}")

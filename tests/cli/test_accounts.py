@@ -45,6 +45,20 @@ def test_f7_the_tree_shows_spent_held_left_and_when_it_resets(gate: Gate, headga
     )
 
 
+def test_f7_an_agent_is_shown_with_its_accounts(gate: Gate, headgate: Command) -> None:
+    gate.hold("planner", {"usd": "12.5"})
+    code, out, _ = headgate("agents", "planner")
+    assert code == 0
+    assert "account       acme/search\nholds         1, see headgate holds list acme/search/planner\n" in out
+    assert (
+        "account      resource  limit                   held  left  used\n"
+        "acme         usd       100 usd/calendar month  12.5  87.5   12%\n"
+        "acme/search  usd       20 usd/calendar day     12.5   7.5   62%\n"
+    ) in out
+    gate.hold("writer", {})
+    assert "account" not in headgate("agents", "writer")[1]
+
+
 def test_f7_more_accounts_than_a_page_are_listed_in_order(gate: Gate, printed_json: Callable[..., Any]) -> None:
     for number in range(130):
         gate.set_account_limit(f"org {number:03}/team", "usd", "1 in all")
@@ -107,6 +121,8 @@ def test_f7_an_agent_is_shown_and_limited_by_its_path(gate: Gate, headgate: Comm
         (["plans", "set", "gold", "usd=1 in all"], 1, "plan: expected a plan of the policy (pro), got 'gold'"),
         (["holds", "cancel", "planner", "nothing"], 1, "nothing"),
         (["usage", "--from", "soon"], 2, "expected a day such as 2026-11-01, got 'soon'"),
+        (["usage", "--month", "2026-13"], 2, "expected a month such as 2026-10, got '2026-13'"),
+        (["usage", "--month", "2026-10", "--to", "2026-10-04"], 2, "--month: expected it without --from and --to"),
         (["usage", "--by", "week"], 1, "by: expected some of day, month"),
         (["usage", "--csv", "--json"], 2, "--csv: expected it without --json"),
     ],
@@ -142,6 +158,9 @@ def test_f5_usage_is_a_table_json_and_csv(gate: Gate, headgate: Command, printed
         "2026-11  planner  web   usd          2.5\n"
     )
     assert headgate("usage", "globex")[1] == "nothing was used from 2025-11-01 to 2026-11-17\n"
+    assert headgate("usage", "--month", "2026-02")[1] == "nothing was used from 2026-02-01 to 2026-02-28\n"
+    month = printed_json("usage", "--month", "2026-11")
+    assert (month["from"], month["to"], len(month["totals"])) == ("2026-11-01", "2026-11-30", 2)
     found = printed_json("usage", "--by", "agent", "--from", "2026-11-17", "--to", "2026-11-17")
     assert found["totals"][-1] == {"group": {"agent": "planner", "resource": "usd"}, "amount": "2.500000"}
     rows = list(csv.reader(headgate("usage", "--by", "agent", "--csv")[1].splitlines()))

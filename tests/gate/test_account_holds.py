@@ -1,5 +1,6 @@
 """Holds of a gate: all accounts above an agent at once, or none."""
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -7,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from headgate import Gate, HoldError, InvalidInput, ManualClock, MemoryStore, Policy, RateLimited, UnknownHold
+from headgate import Gate, HoldError, InvalidInput, Limiter, ManualClock, MemoryStore, Policy, RateLimited, UnknownHold
 from headgate.events import AccountAlerted, Event, HoldChecked, Violated
 from headgate.gate.accounts import Bound
+from headgate.http import describe_error
 from headgate.stores.base import Store
 from headgate.stores.redis import RedisStore
 from tests.support.valkey import PATIENCE, Server
@@ -105,6 +107,48 @@ def test_f1_a_denial_on_one_level_changes_nothing_on_any_other(gate: Gate) -> No
     assert left(gate, "planner", session="s", tool="web") == before
     with pytest.raises(HoldError, match="was denied"):
         hold.settle({})
+
+
+def test_f1_the_error_of_a_denied_block_names_what_decided(gate: Gate) -> None:
+    with pytest.raises(RateLimited) as caught, gate.hold("planner", {"usd": 6}):
+        pass
+    assert caught.value.bound == Bound("acme/search", "usd", "")
+    limiter = Limiter("1 in flight")
+    limiter.hold("planner")
+    assert limiter.hold("planner").denial().bound is None
+
+
+@pytest.mark.parametrize(
+    ("costs", "spent", "status", "wait", "detail"),
+    [
+        ({"usd": "1.5"}, "4", 429, 57_600, "not enough left of usd of acme/search; try again in 16 hours"),
+        ({"tokens": 200}, "0", 429, 6, "not enough left of tokens of acme/search/planner; try again in 6 s"),
+        ({}, "0", 429, 1, "not enough left of slots of acme/search/planner; try again in 1 s"),
+        (
+            {"usd": 6},
+            "0",
+            429,
+            60,
+            "not enough left of usd of acme/search: no wait would help, only a lower cost or a higher limit",
+        ),
+    ],
+)
+def test_f1_the_answer_to_a_denied_hold_names_what_decided(
+    gate: Gate, costs: Any, spent: str, status: int, wait: int, detail: str
+) -> None:
+    gate.hold("planner", {"usd": spent, "tokens": 900}).settle()
+    if not costs:
+        for _ in range(2):
+            assert gate.hold("planner", {}, lease=60)
+    denied = gate.hold("planner", costs)
+    assert not denied
+    problem = describe_error(denied.denial())
+    found = json.loads(problem.encode())
+    bound = denied.bound
+    assert bound is not None
+    assert (problem.status, found["retry_after_ms"], found["detail"]) == (status, wait * 1000, detail)
+    assert (found["account"], found["resource"], found["tool"], found["tier"]) == (*bound, bound.resource)
+    assert found["violated-policies"] == [denied.denial().pace]
 
 
 def test_f1_slots_and_requests_are_taken_unasked(gate: Gate) -> None:

@@ -90,10 +90,27 @@ def test_f1_unlimited_takes_a_default_away() -> None:
             {"default": {"agent": {"usd": "5 eur in all"}}},
             "accounts.default.agent.usd: expected an amount of usd, without a unit",
         ),
-        ({"default": {"agent": {"usd": "five"}}}, "accounts.default.agent.usd: expected 'COUNT/UNIT'"),
+        ({"default": {"agent": {"usd": "five"}}}, "accounts.default.agent.usd: expected a rate, such as"),
         (
             {"default": {"agent": {"tools": {"web": {"slots": "5 in flight"}}}}},
             "accounts.default.agent.tools.web.slots: expected one of",
+        ),
+        (
+            {"default": {"agent": {"usd": "600"}}},
+            (
+                "accounts.default.agent.usd: expected a rate, such as '100/minute', or a budget, such as "
+                "'500/calendar month', '500/calendar day in Europe/Berlin' or '2 in all', got '600'"
+            ),
+        ),
+        ({"default": {"agent": {"usd": 600}}}, "accounts.default.agent.usd: expected a rate, such as"),
+        (
+            {"default": {"agent": {"slots": "4"}}},
+            "accounts.default.agent.slots: expected slots, such as '5 in flight', got '4'",
+        ),
+        ({"default": {"agent": {"slots": 4}}}, "accounts.default.agent.slots: expected slots, such as '5 in flight'"),
+        (
+            {"levels": ["customer", "team"], "default": {"agent": {"slots": "4 in flight"}}},
+            "accounts.levels: expected the levels of agents and of sessions as the last two, got ['customer', 'team']",
         ),
         ({"units": {"usd": {"decimals": 2}}}, "accounts.units.usd.decimals: expected 6, which usd always has, got 2"),
         ({"plans": {f"p{i}": {} for i in range(257)}}, "accounts.plans: expected at most 256 names, got 257"),
@@ -106,6 +123,13 @@ def test_f1_unlimited_takes_a_default_away() -> None:
         (
             {"at": {"acme/search/planner/run": {}}},
             'accounts.at."acme/search/planner/run": expected the path of an account',
+        ),
+        (
+            {"at": {"-/-": {"usd": "1 in all"}}},
+            (
+                "accounts.at.\"-/-\": expected an account or an agent; '-' stands for a missing one, which has no "
+                "limits (accounts.default limits agents without an account), got '-/-'"
+            ),
         ),
         ({"at": {"acme//x": {}}}, 'accounts.at."acme//x": expected the path of an account'),
         (
@@ -242,6 +266,7 @@ def test_f1_changes_of_accounts_survive_compaction_and_another_policy() -> None:
             "account: expected the path of an account above the agents",
         ),
         (lambda gate: gate.set_agent_plan("planner", "gold"), "plan: expected a plan of the policy"),
+        (lambda gate: gate.set_account_limit("-", "usd", "1 in all"), "account: expected an account or an agent; '-'"),
     ],
 )
 def test_f1_a_change_that_makes_no_sense_is_refused(call: Any, text: str) -> None:

@@ -67,6 +67,8 @@ def test_f5_usage_is_added_up_by_period_account_agent_tool_and_resource() -> Non
         UsageTotal(("requests", "2026-11"), Decimal(4)),
         UsageTotal(("usd", "2026-11"), Decimal(30)),
     ]
+    days = gate.usage_days()
+    assert gate.usage_totals(*days, by="month,org") == gate.usage_totals(*days, by=["month", "org"])
 
 
 def test_f5_the_async_twin_tells_the_same(runner: Any) -> None:

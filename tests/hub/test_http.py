@@ -58,7 +58,7 @@ def test_b3_a_denied_request_gets_a_retry_time_and_is_not_handled() -> None:
             "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
             "title": "Too many requests",
             "status": 429,
-            "detail": "too many requests; try again in 30 s",
+            "detail": "too many requests of the tier heavy; try again in 30 s",
             "violated-policies": ["normal"],
             "error": "rate_limited",
             "retry_after_ms": 30_000,

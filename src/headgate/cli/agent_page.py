@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
+from headgate.cli.account_limits import amount
 from headgate.cli.answers import local_time, number, shown, whole
 from headgate.cli.hub_api import AgentSummary
 from headgate.cli.hub_commands import Rows
 from headgate.cli.terminal import Cell, Column, print_table, usage_colour
+from headgate.gate.accounts import NO_ACCOUNT
 
 _LABEL: Final = 14  # columns
 
@@ -16,6 +18,10 @@ _BUCKETS: Final = [
 _ACTIONS: Final = [
     Column("denied action", elastic=True), Column("tier"), Column("last minute", right=True),
     Column("last hour", right=True),
+]  # fmt: skip
+_ACCOUNTS: Final = [
+    Column("account", elastic=True), Column("resource"), Column("limit"), Column("held", right=True),
+    Column("left", right=True), Column("used", right=True),
 ]  # fmt: skip
 _DENIALS: Final = [
     Column("last denials"), Column("action", elastic=True), Column("tier"), Column("address"),
@@ -28,7 +34,12 @@ class AgentPage:
 
     def __init__(self, data: dict[str, Any]) -> None:
         self._facts = list(_facts(data, AgentSummary.parse(data)))
-        self._tables = [(_BUCKETS, _buckets(data)), (_ACTIONS, _actions(data)), (_DENIALS, _denials(data))]
+        self._tables = [
+            (_BUCKETS, _buckets(data)),
+            (_ACCOUNTS, _accounts(data)),
+            (_ACTIONS, _actions(data)),
+            (_DENIALS, _denials(data)),
+        ]
 
     def print(self) -> None:
         """Print the facts, and below them the tables that aren't empty."""
@@ -59,6 +70,11 @@ def _facts(data: dict[str, Any], agent: AgentSummary) -> Iterator[tuple[str, str
     per_minute = whole(data["denied_per_minute"])
     yield "denied", f"{per_minute} in the last minute, {agent.last_hour} in the last hour, {agent.violations} in a row"
     yield "override", _override(data) or "none"
+    path = shown(data["account"])
+    if path and not path.startswith(f"{NO_ACCOUNT}/"):
+        yield "account", path.rpartition("/")[0]
+    if data["holds"]:
+        yield "holds", f"{len(data['holds'])}, see headgate holds list {path}"
     yield "sessions", f"{whole(data['sessions'])} open, each: {shown(data['session_limit'])}"
     held = data["tasks"]["held"]
     created = whole(data["tasks"]["created"])
@@ -87,6 +103,20 @@ def _buckets(data: dict[str, Any]) -> Rows:
             "override" if one["own"] else "",
         ]
         for one in data["buckets"]
+    ]
+
+
+def _accounts(data: dict[str, Any]) -> Rows:
+    return [
+        [
+            shown(one["account"]),
+            shown(one["resource"]) + (f" by {shown(one['tool'])}" if one["tool"] else ""),
+            shown(one["limit"]),
+            amount(one["held"]),
+            amount(one["left"]),
+            Cell(f"{number(one['used']):.0%}", usage_colour(number(one["used"]))),
+        ]
+        for one in data["account_limits"]
     ]
 
 

@@ -1,6 +1,8 @@
 """`headgate usage`: what accounts have used."""
 
 import argparse
+import re
+from calendar import monthrange
 from datetime import date
 from typing import Any
 
@@ -22,12 +24,13 @@ def add(commands: Commands) -> None:
         "account, or a level above the agents, such as team; agent; tool. Usage is kept for 13 months.",
         "headgate usage",
         "headgate usage acme --from 2026-11-01 --by day,agent",
-        "headgate usage --by month,team --csv > usage.csv",
+        "headgate usage --month 2026-10 --by month,team --csv > bill.csv",
         json=True,
     )
     parser.add_argument("path", nargs="?", metavar="PATH", help="path of an account or an agent (default: all)")
     parser.add_argument("--from", dest="first", type=_day, metavar="DAY", help="first day, such as 2026-11-01")
     parser.add_argument("--to", dest="last", type=_day, metavar="DAY", help="last day (default: today)")
+    parser.add_argument("--month", type=_month, metavar="MONTH", help="one month, such as 2026-10, instead of days")
     parser.add_argument("--by", metavar="GROUPS", help="groups with commas between them (default: month,resource)")
     parser.add_argument("--csv", action="store_true", help="print CSV, for a spreadsheet")
     add_hub_options(parser)
@@ -40,9 +43,24 @@ def _day(text: str) -> str:
         raise argparse.ArgumentTypeError(f"expected a day such as 2026-11-01, got {text!r}") from None
 
 
+def _month(text: str) -> tuple[str, str]:
+    """The first and the last day of a month."""
+    try:
+        if not re.fullmatch(r"\d{4}-\d\d", text, re.ASCII):
+            raise ValueError
+        first = date.fromisoformat(f"{text}-01")
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a month such as 2026-10, got {text!r}") from None
+    return first.isoformat(), first.replace(day=monthrange(first.year, first.month)[1]).isoformat()
+
+
 def _run(options: argparse.Namespace) -> int:
     if options.csv and options.json:
         raise UsageError("--csv: expected it without --json")
+    if options.month is not None:
+        if options.first is not None or options.last is not None:
+            raise UsageError("--month: expected it without --from and --to")
+        options.first, options.last = options.month
     given = {"account": options.path, "from": options.first, "to": options.last, "by": options.by}
     query = {name: value for name, value in given.items() if value is not None}
     hub = hub_from(options)

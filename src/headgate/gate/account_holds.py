@@ -78,12 +78,14 @@ class HoldTemplate:
         return asks.by_ask(asks.costs_of(cost, asks.by_resource(unnamed)))
 
     def denial(self, key: str, decision: Decision) -> RateLimited:
-        what = str(decision.limit)
+        what, bound = str(decision.limit), None
         if decision.bound is not None:
             row = self.asks.rows[decision.bound]
             decimals = self.asks.resources[row.resource][1]
-            what = f"{limit_text(row.limit, decimals)} ({self.asks.bound_of(row, self.session)})"
-        return RateLimited(self.agent, rate_of(decision.limit), what, decision.retry_ms, degraded=decision.degraded)
+            bound = self.asks.bound_of(row, self.session)
+            what = f"{limit_text(row.limit, decimals)} ({bound})"
+        rate, retry_ms = rate_of(decision.limit), decision.retry_ms
+        return RateLimited(self.agent, rate, what, retry_ms, degraded=decision.degraded, bound=bound)
 
     def freed(self, key: str) -> None:
         self.context.freed(self.asks.path)

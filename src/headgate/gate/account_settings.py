@@ -47,6 +47,8 @@ def read_accounts(reader: SettingsReader, given: Mapping[str, Any]) -> Accounts:
     tables = _Tables(reader, units)
     own = reader.values("accounts.tools", given.get("tools", []), _name, (0, _MAX_NAMES))
     defaults = reader.table("default", given, "accounts.default")
+    if not set(levels[-2:]) & set(LEVELS[-2:]) and set(LEVELS[-2:]) & set(defaults):
+        reader.add_mistake("accounts.levels", "the levels of agents and of sessions as the last two", list(levels))
     reader.check_keys("accounts.default", defaults, list(levels))
     plans = reader.table("plans", given, "accounts.plans")
     accounts = Accounts(
@@ -114,7 +116,7 @@ def _read_at(accounts: Accounts, tables: _Tables, given: Mapping[str, Any]) -> I
     reader = tables.reader
     for name in given:
         path = f"accounts.at.{toml_key(name)}"
-        if reader.parsed(path, name, partial(accounts.check_path, "")) is None:
+        if reader.parsed(path, name, partial(accounts.check_limited_path, "")) is None:
             continue
         limits = tables.limits(path, given, name)
         table = reader.table(name, given, path)

@@ -9,8 +9,9 @@ of its level.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
+from headgate.errors import Bound as Bound
 from headgate.errors import InvalidInput, refuse
 from headgate.gate.immutable_map import ImmutableMap
 from headgate.limits.budget import Budget
@@ -34,19 +35,6 @@ NO_ACCOUNT: Final = "-"
 
 LimitKey: TypeAlias = tuple[str, str]
 """What a limit is about: a resource, and the tool for which it is limited; "" for all."""
-
-
-class Bound(NamedTuple):
-    """What decided on a hold."""
-
-    account: str
-    """The path of the account."""
-    resource: str
-    tool: str
-    """"" unless it is a limit of one tool."""
-
-    def __str__(self) -> str:
-        return f"{self.resource} of {self.account}" + (f" by {self.tool}" if self.tool else "")
 
 
 # Paths ----------------------------------------------------------------------------------------------------------------
@@ -104,13 +92,23 @@ class AccountLimit:
     """None if it is unlimited."""
 
 
+_EXPECTED_SLOTS: Final = "slots, such as '5 in flight'"
+_EXPECTED: Final = (
+    "a rate, such as '100/minute', or a budget, such as '500/calendar month', '500/calendar day in Europe/Berlin' or "
+    "'2 in all'"
+)
+
+
 def parse_account_limit(where: str, resource: str, given: object, units: Mapping[str, int]) -> AccountLimit:
     """The limit of a resource. A budget may leave out its unit, which is the resource."""
     decimals = units[resource]
     unit = resource if resource in BUILT_IN else f"{resource}:{decimals}"
-    limits = [given] if isinstance(given, str | Limit) or not isinstance(given, Iterable) else given
+    expected = _EXPECTED_SLOTS if resource == SLOTS else _EXPECTED
+    if not isinstance(given, str | Limit | Iterable):
+        refuse(where, expected, given)
+    limits = [given] if isinstance(given, str | Limit) else given
     try:
-        parts = [part for one in limits for part in _parts(where, one, unit)]
+        parts = [part for one in limits for part in _parts(where, one, unit, expected)]
         if parts == [UNLIMITED]:
             return AccountLimit("unlimited", ())
         checked = [_checked(where, resource, unit, part) for part in dict.fromkeys(parts)]
@@ -122,8 +120,8 @@ def parse_account_limit(where: str, resource: str, given: object, units: Mapping
     return AccountLimit("; ".join([str(part) for part in checked]), counted)
 
 
-def _parts(where: str, given: object, unit: str) -> Sequence[Limit]:
-    return parse_each(given, unit) if isinstance(given, str) else limit_of(where, given).parts
+def _parts(where: str, given: object, unit: str, expected: str) -> Sequence[Limit]:
+    return parse_each(given, unit, expected) if isinstance(given, str) else limit_of(where, given).parts
 
 
 def _checked(where: str, resource: str, unit: str, limit: Limit) -> Limit:
@@ -131,7 +129,7 @@ def _checked(where: str, resource: str, unit: str, limit: Limit) -> Limit:
     if limit is UNLIMITED:
         refuse(where, "'unlimited' alone, or limits", str(limit))
     if limit is not BLOCKED and (resource == SLOTS) != isinstance(limit, Slots):
-        expected = "slots, such as '5 in flight'" if resource == SLOTS else "a rate or a budget, not slots"
+        expected = _EXPECTED_SLOTS if resource == SLOTS else "a rate or a budget, not slots"
         refuse(where, expected, str(limit))
     if isinstance(limit, Budget) and limit.unit != unit:
         refuse(where, f"an amount of {resource}, without a unit", str(limit))
@@ -247,6 +245,14 @@ class Accounts:
             )
             refuse(where, shape, path)
         return str(path)
+
+    def check_limited_path(self, where: str, path: object) -> str:
+        """The path of an account or an agent that can have limits: "-" is no account."""
+        found = self.check_path(where, path)
+        if split_path(found)[-1] == NO_ACCOUNT:
+            expected = f"an account or an agent; {NO_ACCOUNT!r} stands for a missing one, which has no limits"
+            refuse(where, f"{expected} (accounts.default limits agents without an account)", path)
+        return found
 
     def check_resource(self, where: str, resource: object) -> str:
         if not isinstance(resource, str) or resource not in self.units:

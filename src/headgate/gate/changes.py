@@ -201,7 +201,7 @@ def _validated_account_edit(edit: Edit, accounts: Accounts) -> Edit:
     elif edit.kind == "plan_limit":
         accounts.check_plan("plan", edit.agent)
     else:
-        accounts.check_path("account", edit.agent)
+        accounts.check_limited_path("account", edit.agent)
     if edit.kind == "account_plan":
         if level_of(edit.agent) >= accounts.agent_level:
             refuse("account", "one above the agents, which have plans by their names", edit.agent)

@@ -43,10 +43,10 @@ def usage_groups(by: Iterable[str], accounts: Accounts) -> tuple[str, ...]:
     """What to total by. Amounts of different resources have no sum: the resource is added if it is missing.
 
     One is "day" or "month"; "account", the account of the agent, or the name of a level above the agents; "agent",
-    "tool" or "resource".
+    "tool" or "resource". They may be one text, with commas between them.
     """
     known = [*PERIODS, "account", *accounts.levels[: accounts.agent_level], "agent", "tool", RESOURCE]
-    groups = tuple(by)
+    groups = tuple(by.split(",")) if isinstance(by, str) else tuple(by)
     for group in groups:
         if group not in known:
             refuse("by", f"some of {', '.join(dict.fromkeys(known))}", group)

@@ -3,7 +3,7 @@
 import json
 from typing import Final, NamedTuple, TypeAlias
 
-from headgate.errors import RateLimited
+from headgate.errors import Bound, RateLimited
 from headgate.http.header_writer import SLOT_WAIT, advised_wait, whole_seconds
 from headgate.http.headers import is_count
 from headgate.http.structured_fields import as_printable
@@ -28,21 +28,23 @@ class ProblemDetails(NamedTuple):
     tier: str
     policies: tuple[str, ...] = ()
     """The names of the violated policies."""
+    bound: Bound | None = None
+    """The account, resource and tool that decided on a hold of accounts."""
 
     def encode(self) -> bytes:
-        return json.dumps(
-            {
-                "type": f"{_TYPES}{self.kind}",
-                "title": "Too many requests" if self.status == 429 else "Temporarily unavailable",
-                "status": self.status,
-                "detail": self.detail,
-                "violated-policies": self.policies,
-                "error": "rate_limited",
-                "retry_after_ms": self.retry_after_ms,
-                "tier": self.tier,
-            },
-            separators=(",", ":"),
-        ).encode()
+        members = {
+            "type": f"{_TYPES}{self.kind}",
+            "title": "Too many requests" if self.status == 429 else "Temporarily unavailable",
+            "status": self.status,
+            "detail": self.detail,
+            "violated-policies": self.policies,
+            "error": "rate_limited",
+            "retry_after_ms": self.retry_after_ms,
+            "tier": self.tier,
+        }
+        if self.bound is not None:
+            members |= self.bound._asdict()
+        return json.dumps(members, separators=(",", ":")).encode()
 
     @property
     def headers(self) -> Headers:
@@ -67,10 +69,36 @@ def describe_denial(decision: Decision, tier: str) -> ProblemDetails:
 def describe_error(error: RateLimited) -> ProblemDetails:
     """The problem details of a `RateLimited` that was raised while a request was handled."""
     wait = None if error.retry_after_ms is None else error.retry_after_ms * 1000
-    if wait is not None and error.pace.endswith(" in flight"):  # as `Slots` is written
+    slots = error.pace.endswith(" in flight") if error.bound is None else error.bound.resource == "slots"
+    if wait is not None and slots:
         wait = min(wait, SLOT_WAIT)
     describe = _reduced_capacity if error.degraded else quota_exceeded
-    return describe(round_wait(wait), error.pace, error.pace)
+    problem = describe(round_wait(wait), error.pace, error.pace)
+    return problem if error.bound is None else describe_bound(problem, error)
+
+
+def describe_bound(problem: ProblemDetails, error: RateLimited) -> ProblemDetails:
+    """The problem details of a denied hold of accounts: they say which account has too little left of what."""
+    bound = error.bound
+    if bound is None or error.degraded:
+        return problem._replace(bound=bound)
+    wait = f"; try again in {_wait_text(problem.retry_after_ms // 1000)}"
+    if error.retry_after_ms is None:
+        wait = ": no wait would help, only a lower cost or a higher limit"
+    return problem._replace(
+        detail=f"not enough left of {bound}{wait}",
+        tier=bound.resource,
+        policies=(as_printable(error.pace),),
+        bound=bound,
+    )
+
+
+def _wait_text(seconds: int) -> str:
+    """A wait for people: in seconds, or rounded up to minutes, hours or days where that is long enough to be read."""
+    for size, unit in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds > 2 * size:
+            return f"{-(-seconds // size)} {unit}"
+    return f"{seconds} s"
 
 
 def quota_exceeded(wait: int, tier: str, policy: str) -> ProblemDetails:

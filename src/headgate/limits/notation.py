@@ -85,14 +85,17 @@ def parse(text: str) -> Limit:
     return _join(parse_each(text))
 
 
-def parse_each(text: str, unit: str = "") -> list[Limit]:
-    """The limits in a text, one by one. A budget that names no unit is one of `unit`."""
+def parse_each(text: str, unit: str = "", expected: str = "") -> list[Limit]:
+    """The limits in a text, one by one. A budget that names no unit is one of `unit`.
+
+    `expected` says what the text should have been, if it is none of all kinds.
+    """
     if not isinstance(text, str):
         refuse("limit", "a string such as '60/minute'", text)
-    return [_parse_one(part.strip(), text, unit) for part in re.split(r"[;,|]", text)]
+    return [_parse_one(part.strip(), text, unit, expected) for part in re.split(r"[;,|]", text)]
 
 
-def _parse_one(part: str, text: str, unit: str) -> Limit:
+def _parse_one(part: str, text: str, unit: str, expected: str) -> Limit:
     if part.lower() == "unlimited":
         return UNLIMITED
     if part.lower() == "blocked":
@@ -102,7 +105,7 @@ def _parse_one(part: str, text: str, unit: str) -> Limit:
     except InvalidInput as error:
         raise InvalidInput(f"limit {text!r}: {error}") from None
     if limit is None:
-        refuse(f"limit {text!r}", _BUDGETS if _LIKE_BUDGET.search(part) else _RATES, part)
+        refuse(f"limit {text!r}", expected or (_BUDGETS if _LIKE_BUDGET.search(part) else _RATES), part)
     return limit
 
 

@@ -17,8 +17,7 @@ from headgate.gate.account_holds import AccountHold, AccountHoldSummary, LimitSt
 from headgate.gate.accounts import NO_ACCOUNT, is_within, split_path
 from headgate.gate.policy import check_agent
 from headgate.http import PROBLEM_JSON
-from headgate.http.problem import describe_denial
-from headgate.http.structured_fields import as_printable
+from headgate.http.problem import describe_bound, describe_denial
 from headgate.hub.api.http import ApiResponse, DeniedBody
 from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.errors import BLOCKED_BY_OPERATOR, RequestError
@@ -219,19 +218,12 @@ def _denial(gate: Gate, hold: AccountHold, decision: Decision) -> ApiResponse:
     """The response to a hold that is denied, or can't reserve more."""
     bound = hold.bound
     told = describe_denial(decision, "hold" if bound is None else bound.resource)
-    if bound is not None and not decision.degraded:
-        wait = f"; try again in {told.retry_after_ms // 1000} s"
-        if decision.retry_us is None:
-            wait = ": it is more than the limit ever allows"
-        policy = as_printable(hold.denial().pace)
-        told = told._replace(detail=f"not enough left of {bound}{wait}", policies=(policy,))
+    if bound is not None:
+        told = describe_bound(told, hold.denial())
     elif gate.is_blocked(hold.agent):
         told = told._replace(detail=BLOCKED_BY_OPERATOR)
-    found = msgspec.json.decode(told.encode())
-    if bound is not None:
-        found |= bound._asdict()
     headers = [(b"retry-after", dict(told.headers)["retry-after"].encode())]
-    return ApiResponse(told.status, msgspec.json.encode(found), headers, PROBLEM_JSON)
+    return ApiResponse(told.status, told.encode(), headers, PROBLEM_JSON)
 
 
 def limit_entry(status: LimitStatus) -> LimitEntry:

@@ -283,9 +283,11 @@ def error_response(error: Exception, **more: str) -> ApiResponse:
     """The response to a request that failed, with more headers."""
     if isinstance(error, RequestDenied):
         denial = describe_denial(error.decision, error.tier)
+        wait = f"try again in {denial.retry_after_ms // 1000} s"
         if error.by_address and not error.decision.degraded:
-            detail = f"{USED_UP}; try again in {denial.retry_after_ms // 1000} s"
-            denial = denial._replace(detail=detail, policies=("address",))
+            denial = denial._replace(detail=f"{USED_UP}; {wait}", policies=("address",))
+        elif not error.decision.degraded:
+            denial = denial._replace(detail=f"too many requests of the tier {error.tier}; {wait}")
         if error.blocked:
             denial = denial._replace(detail=BLOCKED_BY_OPERATOR)
         retry_after = dict(denial.headers)["retry-after"].encode()
