@@ -13,7 +13,7 @@ from tests.support.hub_fleet import Fleet, compared, resolved
 from tests.support.valkey import Server, wait_for
 from tests.support.webhook_receiver import Receiver
 
-pytestmark = pytest.mark.usefixtures("no_proxies", "patient")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("no_proxies", "patient")]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tests.support.valkey import PATIENCE, Server, wait_for
 from tests.support.webhook_receiver import Receiver
 
 SECRET = "a-secret-of-more-than-16-characters"
-pytestmark = pytest.mark.usefixtures("no_proxies", "patient")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("no_proxies", "patient")]
 
 
 def test_b8_a_fleet_raises_shows_and_resolves_one_alert(fleet: Fleet) -> None:
