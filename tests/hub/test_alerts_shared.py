@@ -137,7 +137,7 @@ def test_raised_again_by_another_hub_it_is_the_same_alert(fleet: Fleet) -> None:
 def test_raised_again_by_a_hub_unaware_of_the_first_it_is_the_same_alert(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_INTERVAL", 3600.0)
+    monkeypatch.setattr("headgate.hub.monitoring.alert_base._INTERVAL", 3600.0)
     with fleet.hub() as one, fleet.hub() as other:
         settled(other)
         offend(one)

@@ -25,7 +25,7 @@ from headgate.errors import HeadgateError, InvalidInput, StoreAway
 from headgate.events import AccountAlerted
 from headgate.gate import Gate
 from headgate.gate.account_holds import ALERT_SHARES, LimitStatus, alert_share
-from headgate.hub.monitoring.alert_base import COMPARISON_INTERVAL, AlertStore, AlertWorker, RecentAlerts, StoreOutcome
+from headgate.hub.monitoring.alert_base import AlertStore, AlertWorker, RecentAlerts, StoreOutcome
 from headgate.hub.timer import Timer
 from headgate.limits.clock import Clock
 from headgate.limits.notation import parse
@@ -99,12 +99,11 @@ class AccountAlerts:
         self._recent: Final[RecentAlerts[AccountAlert]] = RecentAlerts()
         self._events: Final[deque[AccountAlerted]] = deque()
         self._due = False  # whether to look at the budgets of open alerts
-        self._next_comparison = 0.0
         self._too_many = False
         self._timer: Timer | None = None
-        self._loop: Final = asyncio.get_running_loop()
-        interval = COMPARISON_INTERVAL if self._store.is_shared else None
-        self._worker: Final = AlertWorker(self._work, interval, "an alert of an account failed")
+        self._worker: Final = AlertWorker(
+            self._work, timed=self._store.is_shared, failure="an alert of an account failed"
+        )
 
     @property
     def open(self) -> int:
@@ -145,8 +144,7 @@ class AccountAlerts:
 
     async def _work(self) -> None:
         before = len(self._open)
-        if self._loop.time() >= self._next_comparison:
-            self._next_comparison = self._loop.time() + COMPARISON_INTERVAL
+        if self._store.is_comparison_due():
             await self._compare()
         worked = self._due or bool(self._events) or len(self._open) != before
         while self._events:

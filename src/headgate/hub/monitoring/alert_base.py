@@ -9,8 +9,7 @@ import structlog
 from headgate.errors import StoreAway
 from headgate.stores.base import AlertOutcome, SharedAlerts
 
-COMPARISON_INTERVAL: Final = 1.0
-"""Seconds between two comparisons with the store."""
+_INTERVAL: Final = 1.0  # seconds between two comparisons with the store
 _MAX_RECENT: Final = 50  # alerts that are shown
 
 _log = structlog.get_logger("headgate.hub")
@@ -33,11 +32,11 @@ A = TypeVar("A", bound=AnyAlert)
 
 
 class AlertWorker:
-    """A task that calls `work` each time it is woken, and every `interval` seconds if there is one."""
+    """A task that calls `work` each time it is woken, and once a second if it is `timed`."""
 
-    def __init__(self, work: Callable[[], Awaitable[None]], interval: float | None, failure: str) -> None:
+    def __init__(self, work: Callable[[], Awaitable[None]], *, timed: bool, failure: str) -> None:
         """`failure` is logged if `work` fails."""
-        self._work, self._interval, self._failure = work, interval, failure
+        self._work, self._timed, self._failure = work, timed, failure
         self._woken: Final = asyncio.Event()
         self._loop: Final = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
@@ -64,7 +63,7 @@ class AlertWorker:
             except Exception:  # noqa: BLE001 - the next ones may succeed
                 _log.exception(self._failure)
             try:
-                async with asyncio.timeout(self._interval):
+                async with asyncio.timeout(_INTERVAL if self._timed else None):
                     await self._woken.wait()
             except TimeoutError:
                 pass
@@ -80,11 +79,20 @@ class AlertStore:
 
     def __init__(self, shared: SharedAlerts | None, away: Callable[[], bool]) -> None:
         self._shared: Final = shared
-        self.is_away: Final = away
+        self.is_away = away
+        self._next_comparison = 0.0
 
     @property
     def is_shared(self) -> bool:
         return self._shared is not None
+
+    def is_comparison_due(self) -> bool:
+        """Whether to compare with the store now: once a second."""
+        now = asyncio.get_running_loop().time()
+        if now < self._next_comparison:
+            return False
+        self._next_comparison = now + _INTERVAL
+        return True
 
     async def put(self, name: str, alert_id: str, known: str, text: str) -> tuple[StoreOutcome, str]:
         """Put an alert into the store: see `SharedAlerts.put`."""

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from headgate.events import Alerted, Violated
 from headgate.gate import Gate
-from headgate.hub.monitoring.alert_base import COMPARISON_INTERVAL, AlertStore, AlertWorker, RecentAlerts
+from headgate.hub.monitoring.alert_base import AlertStore, AlertWorker, RecentAlerts
 from headgate.hub.monitoring.denials import DenialLog, DeniedAction
 from headgate.hub.timer import Timer
 from headgate.limits.clock import Clock
@@ -99,11 +99,8 @@ class Alerts:
         self._recent: Final[RecentAlerts[Alert]] = RecentAlerts()
         self._events: Final[deque[Alerted]] = deque()
         self._due: Final[dict[str, None]] = {}
-        self._next_comparison = 0.0
         self._too_many = False
-        self._loop: Final = asyncio.get_running_loop()
-        interval = COMPARISON_INTERVAL if self._store.is_shared else None
-        self._worker: Final = AlertWorker(self._work, interval, "an alert failed")
+        self._worker: Final = AlertWorker(self._work, timed=self._store.is_shared, failure="an alert failed")
 
     @property
     def open(self) -> int:
@@ -156,8 +153,7 @@ class Alerts:
     # One alert after the other ---------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        if self._loop.time() >= self._next_comparison:
-            self._next_comparison = self._loop.time() + COMPARISON_INTERVAL
+        if self._store.is_comparison_due():
             await self._compare()
         while self._events or self._due:
             if self._events:
