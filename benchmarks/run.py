@@ -1,10 +1,11 @@
-"""Measure headgate beside other rate limiters: `./dev bench [memory | redis | hub | replay | edges | holds]`.
+"""Measure headgate beside other rate limiters: `./dev bench [SUBJECT]`.
 
 `memory` (the default) and `redis` compare the stores; `hub` compares a hub with and without its gate; `replay`
 compares a replay with the parsing of the log; `edges` measures the cost of a limit on a FastAPI request; `holds`
-compares a hold and its settling with a check. This needs an environment with headgate as a compiled wheel and the
-dependency group `bench`; the floor also needs a C compiler. The tables go to standard output, progress to standard
-error. A missed bar is reported, but is not a failure: the speed of a machine tests nothing.
+compares a hold and its settling with a check; `accounts` compares a hold on five levels with a check and with LiteLLM.
+This needs an environment with headgate as a compiled wheel and the dependency group `bench`; the floor also needs a C
+compiler, and LiteLLM an environment of its own. The tables go to standard output, progress to standard error. A missed
+bar is reported, but is not a failure: the speed of a machine tests nothing.
 """
 
 import argparse
@@ -17,12 +18,12 @@ from tempfile import TemporaryDirectory
 if __name__ == "__main__":  # Python puts this folder on the path; the modules are named from the folder above it
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchmarks import edges, holds, hub_report, hub_suite, redis_report, redis_suite, replay
+from benchmarks import accounts, edges, holds, hub_report, hub_suite, redis_report, redis_suite, replay
 from benchmarks.contenders import NoFloorError, compile_floor
 from benchmarks.report import Results, bars, markdown
 from benchmarks.suite import FULL, QUICK, measure
 
-SUBJECTS = ("memory", "redis", "hub", "replay", "edges", "holds")
+SUBJECTS = ("memory", "redis", "hub", "replay", "edges", "holds", "accounts")
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 
@@ -34,8 +35,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the Markdown to FILE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to FILE")
     parser.add_argument("--write", action="store_true", help="also write the Markdown into docs/benchmarks.md")
+    parser.add_argument("--litellm", type=Path, metavar="PYTHON", help="of an environment with LiteLLM (accounts)")
     options = parser.parse_args()
-    results: Results | redis_report.Results | hub_report.Results | replay.Results | edges.Results | holds.Results
+    results: (
+        Results | redis_report.Results | hub_report.Results | replay.Results | edges.Results | holds.Results
+        | accounts.Results
+    )  # fmt: skip
     if options.what == "redis":
         results = redis_suite.measure(redis_suite.QUICK if options.quick else redis_suite.FULL)
         text, found = redis_report.markdown(results), redis_report.bars(results)
@@ -51,6 +56,9 @@ def main() -> int:
     elif options.what == "holds":
         results = holds.measure(holds.QUICK if options.quick else holds.FULL)
         text, found = holds.markdown(results), holds.bars(results)
+    elif options.what == "accounts":
+        results = accounts.measure(accounts.QUICK if options.quick else accounts.FULL, options.litellm)
+        text, found = accounts.markdown(results), accounts.bars(results)
     else:
         try:
             results = _in_memory(quick=options.quick, floor=not options.no_floor)

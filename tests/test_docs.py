@@ -91,6 +91,7 @@ FOR_STORES = (
     "own_wait",
     "retry_ms",
     "retry_us",
+    "smallest_left",
     "with_violation",
 )
 

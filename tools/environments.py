@@ -25,18 +25,30 @@ from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 DEV = ROOT / ".dev"
-# Variables reach isolated builds too; the second is for pip 25.3 and later. pip would split a full path at a space.
-PINS = {"PIP_CONSTRAINT": "constraints.txt", "PIP_BUILD_CONSTRAINT": "constraints.txt"}
+CONSTRAINTS = "constraints.txt"
 
 
-def environment(name: str, *groups: str, wheel: Path | None = None) -> Path:
-    """The bin/ of an environment with these extras and dependency groups, and with the wheel if one is given."""
+def pins(constraints: str) -> dict[str, str]:
+    """Variables by which pip installs the versions that a file lists."""
+    # They reach isolated builds too; the second is for pip 25.3 and later. pip would split a full path at a space.
+    return {"PIP_CONSTRAINT": constraints, "PIP_BUILD_CONSTRAINT": constraints}
+
+
+PINS = pins(CONSTRAINTS)
+
+
+def environment(name: str, *groups: str, wheel: Path | None = None, constraints: str = CONSTRAINTS) -> Path:
+    """The bin/ of an environment with these extras and dependency groups, and with the wheel if one is given.
+
+    `constraints` is the file that has their versions.
+    """
     home, packages = DEV / name, requirements(*groups)
-    stamp = digest(packages, read(ROOT / "constraints.txt"), sys.version, sys.base_prefix)
+    stamp = digest(packages, read(ROOT / constraints), sys.version, sys.base_prefix)
     if read(home / "stamp") != stamp:
         shutil.rmtree(home, ignore_errors=True)
         venv.create(home, symlinks=True)  # without pip, which Debian has taken out of venv
-        pip("install", "--no-compile", *packages, into=home, doing=f"installing packages into .dev/{name}")
+        doing = f"installing packages into .dev/{name}"
+        pip("install", "--no-compile", *packages, into=home, doing=doing, constraints=constraints)
         (home / "stamp").write_text(stamp)
     if wheel and read(home / "wheel-stamp") != digest(wheel.read_bytes()):
         source_link(home).unlink(missing_ok=True)
@@ -86,7 +98,7 @@ def build_wheel(hint: str = "") -> Path:
     """The wheel of the present source; plain Python where it can't be compiled. `hint` is said if it takes a while."""
     source, home = copy_source(), DEV / "wheel"
     files = [(str(path), path.read_bytes()) for path in sorted(source.rglob("*")) if path.is_file()]
-    stamp = digest(files, read(ROOT / "constraints.txt"), sys.version, sys.base_prefix)
+    stamp = digest(files, read(ROOT / CONSTRAINTS), sys.version, sys.base_prefix)
     if read(home / "stamp") != stamp:
         shutil.rmtree(home, ignore_errors=True)
         doing = "compiling the hot modules, usually about a minute"
@@ -131,13 +143,13 @@ def copy_source() -> Path:
     return source
 
 
-def pip(verb: str, *arguments: str, into: Path | None = None, doing: str) -> None:
+def pip(verb: str, *arguments: str, into: Path | None = None, doing: str, constraints: str = CONSTRAINTS) -> None:
     """Run the pip of this Python, but never on this Python's own packages."""
     if find_spec("pip") is None:
         stop(f"{sys.executable} has no pip (apt install python3-pip)")
     where = ["--python", str(into / "bin" / "python")] if into else []
     how = ["-qq", "--no-input", "--disable-pip-version-check"]
-    if call([sys.executable, "-m", "pip", *where, verb, *how, *arguments], PINS, doing):
+    if call([sys.executable, "-m", "pip", *where, verb, *how, *arguments], pins(constraints), doing):
         stop(f"pip {verb} failed; its output is above")
 
 

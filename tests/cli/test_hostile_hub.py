@@ -22,7 +22,7 @@ from tests.support.cli import Command, leaves
 from tests.support.scripted_server import impostor
 from tests.support.valkey import PATIENCE
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.long, pytest.mark.once]
 
 USAGE = {"channel": "ws", "tier": "light", "used": 0.5, "remaining": 1, "capacity": 2}
 BUCKET = {**USAGE, "limit": "2/minute", "own": True}

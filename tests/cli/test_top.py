@@ -24,7 +24,7 @@ from tests.support.ports import nobody
 from tests.support.scripted_server import impostor
 from tests.support.valkey import PATIENCE, wait_for
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.long, pytest.mark.once]
 
 POLICY = Policy(limits={"light": "10/minute"}, exempt=["monitor"], agents={"writer": {"http": {"light": "20/minute"}}})
 SPENT = {"planner": 12, "writer": 13, "half": 5, "low": 4, "most": 8, "[red]x[/red]": 1}

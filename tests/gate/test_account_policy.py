@@ -113,6 +113,7 @@ def test_f1_unlimited_takes_a_default_away() -> None:
             "accounts.levels: expected the levels of agents and of sessions as the last two, got ['customer', 'team']",
         ),
         ({"units": {"usd": {"decimals": 2}}}, "accounts.units.usd.decimals: expected 6, which usd always has, got 2"),
+        ({"plans": {f"p{i}": {} for i in range(257)}}, "accounts.plans: expected at most 256 names, got 257"),
         ({"units": {"Coin": {"decimals": 2}}}, "accounts.units.Coin: expected a name of up to 31 of a-z and _"),
         (
             {"units": {"coin": {"decimals": 12}}},
@@ -289,6 +290,6 @@ def test_f1_changes_of_accounts_survive_a_restart(tmp_path: Path) -> None:
         assert gate.effective.accounts.limits_of("acme/search")["usd", ""].text == "7 usd/calendar day"
         assert gate.path_of("writer") == "acme/ops/writer"
         assert {str(change) for change in gate.history()} == {
-            "account_limit of 'acme/search' for usd set to 7 usd/calendar day",
+            "account limit of 'acme/search' for usd set to 7 usd/calendar day",
             "account of 'writer' set to acme/ops",
         }

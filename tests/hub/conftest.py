@@ -57,7 +57,7 @@ def receiver(patient: None) -> Iterator[Receiver]:
 @pytest.fixture
 def fleet(redis_server: Server, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Fleet:
     """Hubs that share a server, and compare their alerts with it all the time."""
-    monkeypatch.setattr("headgate.hub.monitoring.alerts._INTERVAL", 0.02)
+    monkeypatch.setattr("headgate.hub.monitoring.alert_base._INTERVAL", 0.02)
     return Fleet(redis_server, receiver)
 
 

@@ -205,7 +205,7 @@ def test_f1_the_docs_list_every_field_and_event() -> None:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_INTERVAL", 0.02)
+    monkeypatch.setattr("headgate.hub.monitoring.alert_base._INTERVAL", 0.02)
 
 
 @pytest.mark.usefixtures("often")
@@ -272,7 +272,7 @@ def test_f1_raised_while_the_server_is_away_it_is_shared_when_it_is_back(
     with fleet.hub(policy=PAYS) as one, fleet.hub(policy=PAYS) as other:
         compared(one, other)
         away = {"one": True}
-        monkeypatch.setattr(one.hub.account_alerts, "_away", lambda: away["one"])
+        monkeypatch.setattr(one.hub.account_alerts._store, "is_away", lambda: away["one"])
         spend(one, "9")
         settled(one)
         assert (one.hub.account_alerts.open, fleet.open) == (1, {})

@@ -374,7 +374,7 @@ def test_bad_queries_of_usage_are_refused(admin: httpx.Client, query: dict[str, 
 
 
 def test_f5_too_many_totals_are_refused(gate: Gate, admin: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.hub.api.admin_account_routes.MAX_TOTALS", 5)
+    monkeypatch.setattr("headgate.hub.api.admin_usage_routes.MAX_TOTALS", 5)
     for number in range(3):
         gate.hold(f"agent {number}", {"usd": "1"})
     expected = "usage: expected at most 5 totals: choose an account, fewer days, or fewer groups, got '6'"

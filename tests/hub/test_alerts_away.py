@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from headgate import StoreAway
-from headgate.hub.monitoring import alerts as module
 from headgate.stores.redis import alerts as stored
 from tests.support.alerts import RAISED, RESOLVED, offend, settled, shown
 from tests.support.hub import Running
@@ -14,12 +13,12 @@ from tests.support.hub_fleet import Fleet, compared, resolved
 from tests.support.valkey import Server, wait_for
 from tests.support.webhook_receiver import Receiver
 
-pytestmark = pytest.mark.usefixtures("no_proxies", "patient")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("no_proxies", "patient")]
 
 
 @pytest.fixture
 def shaky(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    monkeypatch.setattr(module, "_INTERVAL", 0.02)
+    monkeypatch.setattr("headgate.hub.monitoring.alert_base._INTERVAL", 0.02)
     monkeypatch.setattr("headgate.hub.app._PROBE_INTERVAL", 0.02)
     with Server() as server:
         yield Fleet(server, receiver)
@@ -91,12 +90,12 @@ def test_local_counts_resolve_no_alert_stored_in_the_server(fleet: Fleet) -> Non
     with fleet.hub() as one:
         offend(one)
         settled(one)
-        one.hub.alerts._away = lambda: True
+        one.hub.alerts._store.is_away = lambda: True
         one.hub.gate.reset_violations("planner")
         one.call(one.hub.alerts.recheck)
         settled(one)
         assert (one.hub.alerts.open, list(fleet.open)) == (1, ["planner"])
-        one.hub.alerts._away = lambda: False
+        one.hub.alerts._store.is_away = lambda: False
         wait_for(lambda: len(fleet.receiver.heard) == 2, "the end of it")
 
 
@@ -147,7 +146,7 @@ def test_b8_a_resolution_whose_removal_timed_out_twice_is_sent_once(
         raise StoreAway("no answer in time")
 
     monkeypatch.setattr(stored.RedisAlerts, "end", unheard)
-    monkeypatch.setattr(module, "_INTERVAL", 3600.0)
+    monkeypatch.setattr("headgate.hub.monitoring.alert_base._INTERVAL", 3600.0)
     with fleet.hub() as one:
         offend(one)
         settled(one)
@@ -155,7 +154,7 @@ def test_b8_a_resolution_whose_removal_timed_out_twice_is_sent_once(
         wait_for(lambda: tries == ["done"], "the first try")
         one.call(one.hub.alerts.recheck)
         wait_for(lambda: tries == ["done", "other"], "the second")
-        one.hub.alerts._next_comparison = 0.0
+        one.hub.alerts._store._next_comparison = 0.0
         one.call(one.hub.alerts.recheck)
         wait_for(lambda: len(fleet.receiver.heard) == 2, "the end of it")
         assert fleet.receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
@@ -199,7 +198,7 @@ def test_an_alert_raised_again_during_an_outage_keeps_its_count(shaky: Fleet) ->
 
 def test_an_alert_raised_again_after_another_hub_resolved_it_is_resolved_again(fleet: Fleet) -> None:
     with fleet.two_with_an_alert() as (one, other):
-        one.hub.alerts._away = lambda: True
+        one.hub.alerts._store.is_away = lambda: True
         one.hub.gate.reset_violations("planner")
         other.call(other.hub.alerts.recheck)
         compared(other)
@@ -207,7 +206,7 @@ def test_an_alert_raised_again_after_another_hub_resolved_it_is_resolved_again(f
         wait_for(lambda: len(fleet.receiver.heard) == 2, "the end of it on the other")
         offend(one)
         wait_for(lambda: len(fleet.receiver.heard) == 3, "the second")
-        one.hub.alerts._away = lambda: False
+        one.hub.alerts._store.is_away = lambda: False
         wait_for(lambda: len(fleet.receiver.heard) == 4, "the end of it on the first")
         assert [what for what, _ in fleet.receiver.events] == [RAISED, RESOLVED, RAISED, RESOLVED]
         assert [heard.json()["alert"]["times"] for heard in fleet.receiver.heard] == [1, 1, 2, 2]

@@ -20,7 +20,7 @@ from tests.support.valkey import PATIENCE, Server, wait_for
 from tests.support.webhook_receiver import Receiver
 
 SECRET = "a-secret-of-more-than-16-characters"
-pytestmark = pytest.mark.usefixtures("no_proxies", "patient")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("no_proxies", "patient")]
 
 
 def test_b8_a_fleet_raises_shows_and_resolves_one_alert(fleet: Fleet) -> None:
@@ -137,7 +137,7 @@ def test_raised_again_by_another_hub_it_is_the_same_alert(fleet: Fleet) -> None:
 def test_raised_again_by_a_hub_unaware_of_the_first_it_is_the_same_alert(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_INTERVAL", 3600.0)
+    monkeypatch.setattr("headgate.hub.monitoring.alert_base._INTERVAL", 3600.0)
     with fleet.hub() as one, fleet.hub() as other:
         settled(other)
         offend(one)

@@ -9,7 +9,7 @@ import pytest
 
 from headgate.hub.api.agent_detail_routes import AgentDetail, AgentHold, AgentSocket, AgentTasks, Bucket
 from headgate.hub.dashboard import accounts, feed
-from headgate.hub.dashboard.accounts import AccountCard, AccountLimit
+from headgate.hub.dashboard.accounts import AccountCard, LimitCard
 from headgate.hub.dashboard.cards import AgentCard, Summary, TaskCounts, Usage
 from headgate.hub.dashboard.feed import LiveCard, Snapshot, Update, WatchRequest
 from headgate.hub.monitoring.address_log import DeniedAddress
@@ -62,7 +62,7 @@ def test_b7_every_field_of_a_frame_is_in_the_docs() -> None:
         (AgentDetail, set(OF_AN_AGENT) | named(AgentCard)),
         (AgentHold, words(OF_AN_AGENT["holds"]) - {"open", "expired"}),
         (AccountCard, set(rows("| of an account | |"))),
-        (AccountLimit, set(rows("| of a limit | |"))),
+        (LimitCard, set(rows("| of a limit | |"))),
         (Bucket, words(OF_AN_AGENT["buckets"])),
         (Denial, words(OF_AN_AGENT["denials"])),
         (AgentSocket, words(OF_AN_AGENT["connections"]) - {"ws", "relay"}),

@@ -36,6 +36,8 @@ OVERRIDE = "/api/admin/rate-limits/planner"
 OLDER = "the server's data is older than what this hub has seen, or a part of it is lost"
 LOST = "the server has lost its data, or is another, empty one"
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(autouse=True)
 def _frequent_probes(monkeypatch: pytest.MonkeyPatch) -> None:

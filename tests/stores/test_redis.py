@@ -15,7 +15,9 @@ from tests.support.valkey import PATIENCE, Server, other_servers
 _prefixes = (f"test{number}:" for number in count())
 
 
-@pytest.fixture(scope="module", params=["valkey", *other_servers()])
+@pytest.fixture(
+    scope="module", params=["valkey", *[pytest.param(name, marks=pytest.mark.long) for name in other_servers()]]
+)
 def any_server(request: pytest.FixtureRequest) -> Iterator[Server]:
     with Server(program=other_servers().get(request.param)) as server:
         yield server

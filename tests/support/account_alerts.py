@@ -28,7 +28,7 @@ def settled(*hubs: Running) -> None:
 
         def idle(hub: Running = hub) -> bool:
             alerts = hub.hub.account_alerts
-            rests = bool(alerts._wake._waiters) and not alerts._wake.is_set()
+            rests = bool(alerts._worker._woken._waiters) and not alerts._worker._woken.is_set()
             return rests and not alerts._events and not alerts._due and not hub.hub.webhooks.waiting
 
         for _ in range(3):  # one thing may bring another
@@ -41,8 +41,8 @@ def compared(*hubs: Running) -> None:
     for hub in hubs:
         alerts = hub.hub.account_alerts
         for _ in range(2):
-            before = alerts._next_comparison
-            wait_for(lambda: alerts._next_comparison > before, "a look at the server")  # noqa: B023
+            before = alerts._store._next_comparison
+            wait_for(lambda: alerts._store._next_comparison > before, "a look at the server")  # noqa: B023
     settled(*hubs)
 
 

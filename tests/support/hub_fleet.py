@@ -57,6 +57,6 @@ def compared(*hubs: Running) -> None:
         settled(hub)
     for hub in hubs:
         for _ in range(2):
-            before = hub.hub.alerts._next_comparison
-            wait_for(lambda: hub.hub.alerts._next_comparison > before, "a look at the server")  # noqa: B023
+            before = hub.hub.alerts._store._next_comparison
+            wait_for(lambda: hub.hub.alerts._store._next_comparison > before, "a look at the server")  # noqa: B023
         settled(hub)

@@ -9,6 +9,7 @@ from headgate.cli.answers import number, shown
 from headgate.cli.hub_commands import Rows
 from headgate.cli.parser import UsageError
 from headgate.cli.terminal import Cell, Column, usage_colour
+from headgate.limits.units import amount_text
 
 COLUMNS: Final = (
     Column("account", elastic=True), Column("plan"), Column("resource"), Column("limit"), Column("spent", right=True),
@@ -78,7 +79,8 @@ def amount(value: Any) -> str:
         raise ValueError from None
     if not found.is_finite() or len(text) > 60:
         raise ValueError
-    return f"{found:f}".rstrip("0").rstrip(".") if "." in text else f"{found:f}"
+    digits = amount_text(found)
+    return digits.rstrip("0").rstrip(".") if "." in text else digits
 
 
 def duration_text(seconds: Any) -> str:
@@ -93,6 +95,12 @@ def duration_text(seconds: Any) -> str:
     return "-"
 
 
+def resource_text(resource: Any, tool: Any = "") -> str:
+    """A resource of an answer, and the tool for which it is limited."""
+    by = shown(tool)
+    return f"{shown(resource)} by {by}" if by else shown(resource)
+
+
 def limit_rows(account: Mapping[str, Any]) -> Rows:
     """The limits of an account, a row each; one row if it has none."""
     path, plan = shown(account["path"]), shown(account["plan"]) or "-"
@@ -101,8 +109,8 @@ def limit_rows(account: Mapping[str, Any]) -> Rows:
 
 
 def _cells(one: Mapping[str, Any]) -> Iterator[str | Cell]:
-    tool, used = shown(one["tool"]), number(one["used"])
-    yield shown(one["resource"]) + (f" by {tool}" if tool else "")
+    used = number(one["used"])
+    yield resource_text(one["resource"], one["tool"])
     yield shown(one["limit"])
     yield from [amount(one[name]) for name in ("spent", "held", "left")]
     yield Cell(f"{used:.0%}", usage_colour(used))
@@ -119,6 +127,8 @@ def table_rows(tables: Mapping[str, Any]) -> Rows:
 def _limits(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for resource, limit in table.items():
         if resource == "tools":
-            yield from [(f"{one} by {tool}", text) for tool, limits in limit.items() for one, text in limits.items()]
+            yield from [
+                (resource_text(one, tool), text) for tool, limits in limit.items() for one, text in limits.items()
+            ]
         else:
-            yield resource, limit
+            yield resource_text(resource), limit

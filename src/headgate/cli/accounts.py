@@ -19,8 +19,8 @@ from headgate.cli.hub_options import add_hub_options, existing_agent, hub_from, 
 from headgate.cli.parser import Commands, add_command
 from headgate.cli.terminal import Column, print_error, print_json, print_table
 from headgate.errors import printable
+from headgate.gate.accounts import NO_ACCOUNT, split_path
 
-_NO_ACCOUNT: Final = "-"
 _MEMBERS: Final = 20  # that are printed
 
 
@@ -264,7 +264,7 @@ def _print_changed(options: argparse.Namespace, hub: HubApi, answer: dict[str, A
     rows: Rows = hub.parse(lambda: limit_rows(answer))
     print_table(COLUMNS, rows)
     if answer.get("registered") is False:
-        print_unregistered(options.path.rpartition("/")[2].replace("%2F", "/").replace("%25", "%"))
+        print_unregistered(split_path(options.path)[-1])
     elif answer.get("known") is False:
         print_error(f"note: the account {printable(options.path)} is new: nothing named it before")
     return 0
@@ -272,7 +272,7 @@ def _print_changed(options: argparse.Namespace, hub: HubApi, answer: dict[str, A
 
 def _move(options: argparse.Namespace) -> int:
     hub, agent = hub_from(options), options.agent
-    body: dict[str, Any] = {"account": "" if options.path == _NO_ACCOUNT else options.path}
+    body: dict[str, Any] = {"account": "" if options.path == NO_ACCOUNT else options.path}
     if options.plan is not None:
         body["plan"] = options.plan
     answer = hub.set_agent_account(agent, body)

@@ -13,7 +13,7 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Static
 
-from headgate.cli.account_limits import amount, duration_text
+from headgate.cli.account_limits import amount, duration_text, resource_text
 from headgate.cli.answers import number, shown
 from headgate.cli.hub_api import HubApi, HubError
 from headgate.cli.terminal import GREEN, RED, YELLOW, truncate, usage_colour
@@ -39,10 +39,9 @@ class AccountRow:
 
     @classmethod
     def parse(cls, path: str, data: Mapping[str, Any]) -> "AccountRow":
-        tool = shown(data["tool"])
         return cls(
             account=path,
-            resource=shown(data["resource"]) + (f" by {tool}" if tool else ""),
+            resource=resource_text(data["resource"], data["tool"]),
             used=number(data["used"]),
             left=amount(data["left"]),
             amount=amount(data["amount"]),

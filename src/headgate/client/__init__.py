@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headgate.client.connection import Disconnected
-    from headgate.client.holds import ClientHold, HoldClient, HoldDenied, HubUnavailable, SyncClientHold, SyncHoldClient
+    from headgate.client.hold_flows import HoldDenied, HubUnavailable
+    from headgate.client.holds import ClientHold, HoldClient, SyncClientHold, SyncHoldClient
     from headgate.client.http import AsyncObeyingTransport, ObeyingTransport, TooLong, WaitNotice
     from headgate.client.hub import HubClient, Warned
     from headgate.client.outbox import Denial, QueueFull, Refused, Unsent
@@ -34,7 +35,8 @@ __all__ = [
 
 _PLACES = {
     "connection": ("Disconnected",),
-    "holds": ("ClientHold", "HoldClient", "HoldDenied", "HubUnavailable", "SyncClientHold", "SyncHoldClient"),
+    "hold_flows": ("HoldDenied", "HubUnavailable"),
+    "holds": ("ClientHold", "HoldClient", "SyncClientHold", "SyncHoldClient"),
     "http": ("AsyncObeyingTransport", "ObeyingTransport", "TooLong", "WaitNotice"),
     "hub": ("HubClient", "Warned"),
     "outbox": ("Denial", "QueueFull", "Refused", "Unsent"),

@@ -1,33 +1,33 @@
 """Clients of a hub's decision service for holds: reserve what a call may cost, and settle what it has cost.
 
-The client makes the id of each hold, so that a request whose answer was lost can be repeated. What a client does is
-written once, as flows of requests and pauses; the two clients differ only in how they carry them out.
+The client makes the id of each hold, so that a request whose answer was lost can be repeated. `hold_flows` has what a
+client does; the two clients here differ only in how they carry it out.
 """
 
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import suppress
-from decimal import Decimal
-from random import Random
 from types import TracebackType
-from typing import Any, Final, Generic, NamedTuple, Self, TypeAlias, TypedDict, TypeVar, Unpack
-from urllib.parse import quote
+from typing import Any, Final, Self, Unpack
 from uuid import uuid4
 
-from headgate.client.backoff import ReconnectBackoff
-from headgate.client.outbox import Refused
-from headgate.client.url import checked_token, is_hub_url, is_loopback
-from headgate.errors import HeadgateError, HoldError, UnknownHold, refuse, refuse_option
+from headgate.client.hold_flows import (
+    ClientHoldFlows,
+    Costs,
+    HoldClientFlows,
+    HoldClientOptions,
+    Pause,
+    Step,
+)
+from headgate.client.url import is_loopback
+from headgate.errors import HeadgateError
 from headgate.flow import Flow, adrive, drive
-from headgate.gate.account_holds import LimitStatus
-from headgate.gate.accounts import Bound
 from headgate.gate.gate_accounts import AccountStatus
 from headgate.holds import to_its_end
-from headgate.http import parse_retry_after
-from headgate.limits.clock import Clock, MonotonicClock
-from headgate.limits.numbers import Number, microseconds
+from headgate.limits.clock import Clock
+from headgate.limits.numbers import Number
 
 try:
     import httpx
@@ -36,311 +36,12 @@ except ImportError as missing:
         f"headgate.client.holds: expected the package httpx, got: {missing}; install the extra headgate[client]"
     ) from missing
 
-Costs: TypeAlias = Mapping[str, int | float | str | Decimal]
-"""Costs by resource, such as {"tokens": 1200, "usd": "0.03"}."""
-
-_SECOND: Final = 1_000_000
-_AGAIN: Final = (408, 425, 502, 503, 504)
-_LONGEST_REASON: Final = 1000  # characters of what a hub says
 _log: Final = logging.getLogger("headgate.client")
-
-
-class HoldDenied(HeadgateError):
-    """A hold was denied, or the program makes too many requests: then no account is named."""
-
-    def __init__(self, detail: str, retry_after_ms: int, bound: Bound | None = None) -> None:
-        self.detail: Final = detail
-        self.retry_after_ms: Final = retry_after_ms
-        self.bound: Final = bound
-        """The account, resource and tool that decided."""
-        super().__init__(f"rate limited: {detail}")
-
-
-class HubUnavailable(HeadgateError):
-    """The hub couldn't be reached, or couldn't decide, for as long as the client tries. Perhaps it has done it."""
-
-
-class _Request(NamedTuple):
-    """A step: send a request, and return the response, or why there is none."""
-
-    method: str
-    path: str
-    body: dict[str, Any] | None
-    seconds: float
-    """For the response."""
-
-
-class _Pause(NamedTuple):
-    """A step: wait."""
-
-    microseconds: int
-
-
-_Step: TypeAlias = _Request | _Pause
-
-
-class HoldClientOptions(TypedDict, total=False):
-    """The options of both clients."""
-
-    agent: str | None
-    """For admins: the agent that holds."""
-    retry_within: Number
-    """Seconds for which a request is repeated that got no answer, or that the hub can't decide: 30."""
-    answer_within: Number
-    """Seconds for one answer: 10, and the `timeout` of a hold."""
-    clock: Clock | None
-    random: Random | None
-
-
-class _Client:
-    """What both clients have in common."""
-
-    def __init__(self, url: str, token: str, options: "HoldClientOptions") -> None:
-        if not is_hub_url(url, ("http", "https")):
-            refuse("url", "the address of a hub, such as http://localhost:8080", url)
-        for name in options:
-            if name not in HoldClientOptions.__annotations__:
-                refuse_option(type(self).__name__, HoldClientOptions.__annotations__, name, see="docs/clients.md")
-        self.url: Final = url.rstrip("/")
-        self.agent: Final = options.get("agent")
-        self._retry_within: Final = microseconds("retry_within", options.get("retry_within", 30))
-        self._answer_within: Final = microseconds("answer_within", options.get("answer_within", 10)) / _SECOND
-        self._clock: Final = options.get("clock") or MonotonicClock()
-        self._backoff: Final = ReconnectBackoff(options.get("random") or Random())  # noqa: S311 - no secret
-        self._headers: Final = {"Authorization": f"Bearer {checked_token(token)}"}
-
-    def _call(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, hold_id: str = "", wait: float = 0
-    ) -> Flow[_Step, Any]:
-        """Send a request until it is answered: again after a lost connection, and while the hub can't decide."""
-        end, failures = self._clock.now() + self._retry_within, 0
-        while True:
-            response: httpx.Response | str = yield _Request(method, path, body, self._answer_within + wait)
-            asked: int | None = None
-            if isinstance(response, str):
-                error: Exception = HubUnavailable(f"{self.url}: {response}")
-            elif response.is_success:
-                return _json(response)
-            else:
-                error = _error(response, self.agent or "this agent", hold_id)
-                again = response.status_code in _AGAIN or (isinstance(error, HoldDenied) and error.bound is None)
-                if not again:
-                    raise error
-                asked = (parse_retry_after(response.headers.get("retry-after", "")) or 0) * _SECOND
-            failures += 1
-            pause = self._backoff.pause(failures, asked)
-            if self._clock.now() + pause > end:
-                raise error
-            yield _Pause(pause)
-
-    def _finding(self, hold_id: str) -> Flow[_Step, Any]:
-        return (yield from self._call("GET", self._path(hold_id), hold_id=hold_id))
-
-    def _changing(self, hold_id: str, verb: str, body: dict[str, Any] | None = None) -> Flow[_Step, Any]:
-        """A verb of a hold."""
-        return (yield from self._call("POST", self._path(hold_id, f"/{verb}"), body, hold_id=hold_id))
-
-    def _path(self, hold_id: str, verb: str = "") -> str:
-        agent = "" if self.agent is None else f"?agent={quote(self.agent, safe='')}"
-        return f"/v1/holds/{quote(hold_id, safe='')}{verb}{agent}"
-
-    def _holding(
-        self,
-        costs: Costs,
-        session: str | int | None,
-        tool: str | None,
-        lease: Number,
-        timeout: Number,
-        hold_id: str,
-    ) -> Flow[_Step, Any]:
-        wait = microseconds("timeout", timeout) / _SECOND
-        body: dict[str, Any] = {"id": hold_id, "costs": _written(costs), "lease": float(lease), "timeout": wait}
-        given = {"agent": self.agent, "session": session, "tool": tool}
-        body |= {name: value for name, value in given.items() if value is not None}
-        return (yield from self._call("POST", "/v1/holds", body, hold_id=hold_id, wait=wait))
-
-    def _looking(self, path: str) -> Flow[_Step, AccountStatus]:
-        found = yield from self._call("GET", f"/v1/accounts/{quote(path, safe='')}")
-        level = str(found["level"])
-        limits = []
-        for one in found["limits"]:
-            amount, spent, held, left = [Decimal(one[name]) for name in ("amount", "spent", "held", "left")]
-            what = path, level, one["resource"], one["tool"], one["limit"]
-            limits.append(LimitStatus(*what, amount, spent, held, left, one["resets_after"]))
-        return AccountStatus(found["path"], level, found["plan"], tuple(limits))
-
-    def _request(self, step: _Request) -> dict[str, Any]:
-        """The arguments of a request to httpx."""
-        url = f"{self.url}{step.path}"
-        return {
-            "method": step.method,
-            "url": url,
-            "headers": self._headers,
-            "json": step.body,
-            "timeout": step.seconds,
-        }
-
-
-def _json(response: httpx.Response) -> Any:
-    try:
-        found = response.json()
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise HubUnavailable(f"{response.url}: expected the answer of a headgate hub, got something else")
-    return found
-
-
-def _error(response: httpx.Response, agent: str, hold_id: str) -> Exception:
-    """The error that a response means."""
-    try:
-        found = response.json()
-    except (ValueError, RecursionError):
-        found = {}
-    if not isinstance(found, dict):
-        found = {}
-    code, detail = str(found.get("error", f"status_{response.status_code}")), str(found.get("detail", ""))
-    detail = detail[:_LONGEST_REASON]
-    if code == "rate_limited" and response.status_code == 429:
-        wait = found.get("retry_after_ms")
-        bound = Bound(*[str(found.get(name, "")) for name in Bound._fields]) if found.get("account") else None
-        return HoldDenied(detail, wait if isinstance(wait, int) else 1000, bound)
-    if response.status_code in _AGAIN:
-        return HubUnavailable(f"{code}: {detail}")
-    if response.status_code == 404 and code == "unknown_hold":
-        return UnknownHold(agent, hold_id)
-    return HoldError(detail) if code == "hold_error" else Refused(code, detail)
-
-
-def _amount(where: str, cost: object) -> Decimal:
-    """A cost; a float is the decimal that it prints."""
-    if isinstance(cost, bool) or not isinstance(cost, (int, float, str, Decimal)):
-        refuse(where, "a number", cost)
-    try:
-        found = Decimal(repr(cost) if isinstance(cost, float) else cost)
-    except ArithmeticError:
-        refuse(where, "a number", cost)
-    if not found.is_finite() or found < 0:
-        refuse(where, "a number, 0 or more", cost)
-    return found
-
-
-def _amounts(costs: Costs) -> dict[str, Decimal]:
-    if not isinstance(costs, Mapping):
-        refuse("costs", 'costs by resource, such as {"tokens": 1200, "usd": "0.03"}', costs)
-    return {resource: _amount(f"cost of {resource}", cost) for resource, cost in costs.items()}
-
-
-def _written(costs: Costs) -> dict[str, str]:
-    return {resource: format(amount, "f") for resource, amount in _amounts(costs).items()}
-
-
-AnyClient = TypeVar("AnyClient", bound=_Client)
-
-
-class _Hold(Generic[AnyClient]):
-    """What both holds have in common."""
-
-    def __init__(self, client: AnyClient, answer: dict[str, Any], lease: float, max_age: float | None) -> None:
-        self._client: Final = client
-        self._lease: Final = lease
-        self._max_age: Final = max_age
-        self._began: Final = client._clock.now()
-        self._used: dict[str, Decimal] = {}
-        self._lost = False
-        self._note(answer)
-
-    def _note(self, answer: Any) -> None:
-        try:
-            self.id = str(answer["id"])
-            """The id, by which another process can settle it."""
-            self.state = str(answer["state"])
-            """ "open", "settled", "cancelled" or "expired", when the hub was asked last."""
-            self.costs = {str(name): Decimal(cost) for name, cost in answer["costs"].items()}
-            """What is reserved, or was settled, by resource."""
-            self.account = str(answer["account"])
-            """The path of the agent when the hold was made."""
-            bound = answer["bound"]
-            self.bound = None if bound is None else Bound(bound["account"], bound["resource"], bound["tool"])
-            """What has the smallest share left."""
-            self._ends = self._client._clock.now() + round(answer["lease_left"] * _SECOND)
-        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-            reason = f"expected the hold of a headgate hub, got: {error!r}"
-            raise HubUnavailable(f"{self._client.url}: {reason}") from error
-
-    @property
-    def lost(self) -> bool:
-        """Whether its lease has ended, or it was forgotten, while it was in use."""
-        return self._lost
-
-    def use(self, costs: Costs) -> None:
-        """Add to what the settlement counts. It is a sum in this process."""
-        for resource, amount in _amounts(costs).items():
-            self._used[resource] = self._used.get(resource, Decimal(0)) + amount
-
-    def _settling(self, costs: Costs | None) -> Flow[_Step, None]:
-        counted = self._used if costs is None else {**self._used, **_amounts(costs)}
-        body = {"costs": _written(counted)} if counted else {}
-        self._note((yield from self._client._changing(self.id, "settle", body)))
-
-    def _cancelling(self) -> Flow[_Step, None]:
-        self._note((yield from self._client._changing(self.id, "cancel")))
-
-    def _extending(self, costs: Costs | None, lease: Number | None) -> Flow[_Step, None]:
-        body: dict[str, Any] = {} if lease is None else {"lease": float(lease)}
-        if costs is not None:  # in total, so that it can be repeated
-            more = _amounts(costs)
-            body["total"] = _written({name: self.costs.get(name, Decimal(0)) + cost for name, cost in more.items()})
-        self._note((yield from self._client._changing(self.id, "extend", body)))
-
-    def _ending(self, failed: bool) -> Flow[_Step, None]:
-        """End the block: settled, or expired if it has failed; with what was used, if that is more than is reserved."""
-        try:
-            if not failed:
-                yield from self._settling(None)
-            elif any(self.costs.get(name, Decimal(0)) < used for name, used in self._used.items()):
-                most = {name: max(self.costs.get(name, used), used) for name, used in self._used.items()}
-                yield from self._settling(most)
-            else:
-                yield from self._extending(None, 0)
-        except UnknownHold:
-            self._lost = True
-            _log.warning("hold %r was forgotten before it was settled", self.id)
-        except HeadgateError as error:
-            if not failed:
-                raise
-            _log.warning("hold %r was not ended: %s", self.id, error)  # the error of the block is the one to raise
-
-    def _renewing(self) -> Flow[_Step, None]:
-        """Renew the lease until it is lost, or the block has run for too long."""
-        client, interval = self._client, max(round(self._lease * _SECOND / 3), 1)
-        while True:
-            yield _Pause(interval)
-            if self._max_age is not None and client._clock.now() - self._began >= self._max_age * _SECOND:
-                return
-            try:
-                yield from self._extending(None, self._lease)
-            except HoldError:
-                self._lost = True
-                return
-            except HeadgateError as error:  # perhaps the hub is back before the lease ends
-                _log.warning("the lease of hold %r can't be renewed: %s", self.id, error)
-                if client._clock.now() >= self._ends:
-                    self._lost = True
-                    return
-
-    def _check_open(self) -> None:
-        if self.state != "open":
-            raise HoldError(f"hold {self.id!r}: expected an open one for a block, got one that is {self.state}")
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.id!r}, {self.state})"
-
 
 # For event loops ------------------------------------------------------------------------------------------------------
 
 
-class ClientHold(_Hold["HoldClient"]):
+class ClientHold(ClientHoldFlows["HoldClient"]):
     """A hold of a hub. In `async with` its lease is renewed, and it is settled at the end.
 
     If the block raises, it ends as if its lease had: costs stay counted. If more than that was used, it is settled.
@@ -350,19 +51,19 @@ class ClientHold(_Hold["HoldClient"]):
 
     async def settle(self, costs: Costs | None = None) -> None:
         """End it with these costs, or else with what `use` has added up; for other resources, what is reserved."""
-        await self._client._drive(self._settling(costs))
+        await self._client._drive(self._settle(costs))
 
     async def cancel(self) -> None:
         """End it, and give back all that it has reserved."""
-        await self._client._drive(self._cancelling())
+        await self._client._drive(self._cancel())
 
     async def extend(self, costs: Costs | None = None, *, lease: Number | None = None) -> None:
         """Reserve so much more, or raise `HoldDenied`; and let the lease end `lease` seconds from now."""
-        await self._client._drive(self._extending(costs, lease))
+        await self._client._drive(self._extend(costs, lease))
 
     async def __aenter__(self) -> Self:
         self._check_open()
-        self._renewer = asyncio.get_running_loop().create_task(self._client._drive(self._renewing()))
+        self._renewer = asyncio.get_running_loop().create_task(self._client._drive(self._renew_lease()))
         return self
 
     async def __aexit__(
@@ -376,7 +77,7 @@ class ClientHold(_Hold["HoldClient"]):
             with suppress(asyncio.CancelledError):
                 await self._renewer
         if self.state in ("open", "expired"):
-            await self._client._drive(self._ending(failed))
+            await self._client._drive(self._end_block(failed))
 
 
 class PendingClientHold:
@@ -401,7 +102,7 @@ class PendingClientHold:
             await self._made.__aexit__(kind, error, at)
 
 
-class HoldClient(_Client):
+class HoldClient(HoldClientFlows):
     """A program's connection to the decision service of a hub.
 
     `url` is the hub's address, `token` an agent's token, or an admin's: then `agent` is the one that holds. A request
@@ -439,7 +140,7 @@ class HoldClient(_Client):
         name = uuid4().hex if hold_id is None else hold_id
 
         async def make() -> ClientHold:
-            flow = self._holding(costs, session, tool, lease, timeout, name)
+            flow = self._make(costs, session, tool, lease, timeout, name)
             task = asyncio.get_running_loop().create_task(self._drive(flow))
             try:
                 answer = await asyncio.shield(task)
@@ -456,7 +157,7 @@ class HoldClient(_Client):
         async def cancel() -> None:
             try:
                 await making
-                await self._drive(self._changing(hold_id, "cancel"))
+                await self._drive(self._change(hold_id, "cancel"))
             except HeadgateError as error:  # it was denied, as a rule
                 _log.debug("hold %r was not cancelled: %s", hold_id, error)
 
@@ -466,12 +167,12 @@ class HoldClient(_Client):
 
     async def find_hold(self, hold_id: str) -> ClientHold:
         """A hold that was made before, perhaps by another process; raises `UnknownHold`."""
-        answer = await self._drive(self._finding(hold_id))
+        answer = await self._drive(self._find(hold_id))
         return ClientHold(self, answer, 60.0, 3600)
 
     async def account(self, path: str) -> AccountStatus:
         """An account on the agent's path, with its limits and what is left of them."""
-        found: AccountStatus = await self._drive(self._looking(path))
+        found: AccountStatus = await self._drive(self._read_account(path))
         return found
 
     async def close(self) -> None:
@@ -486,11 +187,11 @@ class HoldClient(_Client):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _drive(self, flow: Flow[_Step, Any]) -> Any:
+    async def _drive(self, flow: Flow[Step, Any]) -> Any:
         return await adrive(flow, self._perform)
 
-    async def _perform(self, step: _Step) -> httpx.Response | str | None:
-        if isinstance(step, _Pause):
+    async def _perform(self, step: Step) -> httpx.Response | str | None:
+        if isinstance(step, Pause):
             await self._pause(step.microseconds)
             return None
         try:
@@ -516,20 +217,20 @@ def _wake(loop: asyncio.AbstractEventLoop, woken: asyncio.Event) -> None:
 # For threads ----------------------------------------------------------------------------------------------------------
 
 
-class SyncClientHold(_Hold["SyncHoldClient"]):
+class SyncClientHold(ClientHoldFlows["SyncHoldClient"]):
     """`ClientHold`, for a `with` block. A thread renews its lease."""
 
     _stop: "_Stop | None" = None
     _renewer: threading.Thread | None = None
 
     def settle(self, costs: Costs | None = None) -> None:
-        self._client._drive(self._settling(costs))
+        self._client._drive(self._settle(costs))
 
     def cancel(self) -> None:
-        self._client._drive(self._cancelling())
+        self._client._drive(self._cancel())
 
     def extend(self, costs: Costs | None = None, *, lease: Number | None = None) -> None:
-        self._client._drive(self._extending(costs, lease))
+        self._client._drive(self._extend(costs, lease))
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -543,17 +244,17 @@ class SyncClientHold(_Hold["SyncHoldClient"]):
             self._stop.stop()
             self._renewer.join()
         if self.state in ("open", "expired"):
-            self._client._drive(self._ending(error is not None))
+            self._client._drive(self._end_block(error is not None))
 
     def _renew(self, stop: "_Stop") -> None:
-        def perform(step: _Step) -> object:
+        def perform(step: Step) -> object:
             done = self._client._perform(step, stop)
             if stop.stopped:
                 raise GeneratorExit
             return done
 
         with suppress(GeneratorExit):
-            drive(self._renewing(), perform)
+            drive(self._renew_lease(), perform)
 
 
 class _Stop:
@@ -574,7 +275,7 @@ class _Stop:
             self._woken.clear()
 
 
-class SyncHoldClient(_Client):
+class SyncHoldClient(HoldClientFlows):
     """`HoldClient`, for programs without an event loop. Everything is the same without `async` and `await`."""
 
     def __init__(
@@ -596,14 +297,14 @@ class SyncHoldClient(_Client):
     ) -> SyncClientHold:
         """See `HoldClient.hold`."""
         name = uuid4().hex if hold_id is None else hold_id
-        answer = self._drive(self._holding(costs, session, tool, lease, timeout, name))
+        answer = self._drive(self._make(costs, session, tool, lease, timeout, name))
         return SyncClientHold(self, answer, float(lease), max_age)
 
     def find_hold(self, hold_id: str) -> SyncClientHold:
-        return SyncClientHold(self, self._drive(self._finding(hold_id)), 60.0, 3600)
+        return SyncClientHold(self, self._drive(self._find(hold_id)), 60.0, 3600)
 
     def account(self, path: str) -> AccountStatus:
-        found: AccountStatus = self._drive(self._looking(path))
+        found: AccountStatus = self._drive(self._read_account(path))
         return found
 
     def close(self) -> None:
@@ -615,11 +316,11 @@ class SyncHoldClient(_Client):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _drive(self, flow: Flow[_Step, Any]) -> Any:
+    def _drive(self, flow: Flow[Step, Any]) -> Any:
         return drive(flow, self._perform)
 
-    def _perform(self, step: _Step, stop: _Stop | None = None) -> httpx.Response | str | None:
-        if isinstance(step, _Pause):
+    def _perform(self, step: Step, stop: _Stop | None = None) -> httpx.Response | str | None:
+        if isinstance(step, Pause):
             (_Stop() if stop is None else stop).pause(self._clock, step.microseconds)
             return None
         try:

@@ -14,9 +14,11 @@ from headgate.gate.accounts import (
     AccountLimit,
     Accounts,
     Bound,
-    Resource,
+    LimitKey,
     is_name,
-    join_path,
+    level_of,
+    path_prefixes,
+    session_path,
 )
 from headgate.limits.decision import Decision, Limit
 from headgate.limits.fixed import UNLIMITED
@@ -79,9 +81,7 @@ class AccountAsks:
         ]
         self.places: Final[tuple[int, ...]] = (0, *range(metered), *[row.resource for row in rows])
         """For each ask the place of its resource."""
-        shape = [
-            [_SESSION if not row.path else row.path.count("/"), row.resource, row.tool, str(row.limit)] for row in rows
-        ]
+        shape = [[level_of(row.path) if row.path else _SESSION, row.resource, row.tool, str(row.limit)] for row in rows]
         known = {"resources": self.resources, "metered": metered, "zone": zone, "limits": shape}
         self.text: Final = json.dumps(known, separators=(",", ":"), ensure_ascii=False)
 
@@ -91,7 +91,7 @@ class AccountAsks:
             Ask(name, key, limit, costs[place], root)
             for (name, key, limit, root), place in zip(self._fixed, self.places, strict=False)
         ]
-        of_session = f"{self.path}/{join_path([session])}" if session else ""
+        of_session = session_path(self.path, session) if session else ""
         for (name, key, limit), place in zip(self._limits, self.places[len(made) :], strict=True):
             made.append(Ask(name, key or of_session, limit, costs[place], self.root))
         return tuple(made)
@@ -139,7 +139,7 @@ class AccountAsks:
         return list(zip(self.rows, parts[len(self._fixed) :], strict=True))
 
     def bound_of(self, row: LimitRow, session: str) -> Bound:
-        path = row.path or f"{self.path}/{join_path([session])}"
+        path = row.path or session_path(self.path, session)
         return Bound(path, self.resources[row.resource][0], row.tool)
 
 
@@ -147,8 +147,7 @@ def account_asks(
     accounts: Accounts, path: str, plan: str, tool: str, named: Sequence[str], sessions: bool
 ) -> AccountAsks:
     """What a hold of an agent asks for. `named` are the resources that it names."""
-    names = path.split("/")
-    above = ["/".join(names[: depth + 1]) for depth in range(len(names) - 1) if names[depth] != NO_ACCOUNT]
+    above = [one for one in path_prefixes(path)[:-1] if one.rpartition("/")[2] != NO_ACCOUNT]
     found = [*[(one, accounts.limits_of(one)) for one in above], (path, accounts.limits_of(path, plan))]
     if sessions:
         found.append(("", accounts.limits_of(f"{path}/{NO_ACCOUNT}")))
@@ -165,7 +164,7 @@ def _made(
     path: str,
     tool: str,
     named: Sequence[str],
-    limits: Sequence[tuple[str, Mapping[Resource, AccountLimit]]],
+    limits: Sequence[tuple[str, Mapping[LimitKey, AccountLimit]]],
     tools: Sequence[str],
 ) -> AccountAsks:
     limited = {resource for _, found in limits for resource, of in found if of in tools}
@@ -195,13 +194,13 @@ def restored_asks(note: str, shape: str) -> tuple[AccountAsks, str]:
 @lru_cache(4096)
 def _restored(path: str, tool: str, shape: str) -> AccountAsks:
     known: dict[str, Any] = json.loads(shape)
-    names = path.split("/")
+    prefixes = path_prefixes(path)
     rows = [
-        LimitRow("" if level == _SESSION else "/".join(names[: level + 1]), resource, of, parse(text))
+        LimitRow("" if level == _SESSION else prefixes[level], resource, of, parse(text))
         for level, resource, of, text in known["limits"]
     ]
     resources = [(str(name), int(decimals)) for name, decimals in known["resources"]]
-    root = path if names[0] == NO_ACCOUNT else names[0]
+    root = path if prefixes[0] == NO_ACCOUNT else prefixes[0]
     return AccountAsks(path, root, tool, resources, int(known["metered"]), str(known["zone"]), rows)
 
 

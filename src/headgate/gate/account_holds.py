@@ -6,13 +6,24 @@ from typing import Any, Final, NamedTuple
 
 from headgate.errors import RateLimited
 from headgate.gate.account_asks import AccountAsks, LimitRow
-from headgate.gate.accounts import Bound, amount_of, written
+from headgate.gate.accounts import Bound, amount_of, limit_text
 from headgate.holds import Hold
 from headgate.limits.budget import Budget
 from headgate.limits.decision import NEVER, Decision, Limit
 from headgate.limits.notation import rate_of
+from headgate.limits.units import in_units
 from headgate.stores.base import Ask
 from headgate.stores.holds import HoldAnswer, HoldState, HoldStore
+
+ALERT_SHARES: Final = (0.8, 1.0)
+"""The shares of a budget at which there is an alert: it is nearly used up, or used up."""
+
+
+def alert_share(left: Decimal, amount: Decimal) -> float:
+    """The largest of these shares that is used; 0 if less is."""
+    if left * 5 > amount:
+        return 0.0
+    return 1.0 if left <= 0 else 0.8
 
 
 class LimitStatus(NamedTuple):
@@ -38,29 +49,29 @@ class LimitStatus(NamedTuple):
         return float(1 - self.left / self.amount) if self.amount else 1.0
 
 
-class GateOfHolds(NamedTuple):
-    """What the holds of a gate need of it."""
+class HoldContext(NamedTuple):
+    """What all holds of a gate need of it."""
 
     hold_store: HoldStore
     low: int
     freed: Callable[[str], object]
     """Called with the path of an agent for which something may have come back."""
-    note_decisions: Callable[["AccountHold"], object]
+    emit_alerts: Callable[["AccountHold"], object]
     """Called after each verb."""
 
 
 class HoldTemplate:
     """What a hold of an agent is made of: the `HoldOwner` of its handle."""
 
-    def __init__(self, owner: GateOfHolds, agent: str, asks: AccountAsks, session: str, mode: str) -> None:
-        self.owner: Final = owner
+    def __init__(self, context: HoldContext, agent: str, asks: AccountAsks, session: str, mode: str) -> None:
+        self.context: Final = context
         self.agent: Final = agent
         self.asks: Final = asks
         self.session: Final = session
         self.mode: Final = mode
         """ "enforced"; or "exempt" or "shadow": never denied."""
-        self.hold_store: Final = owner.hold_store
-        self.low: Final = owner.low
+        self.hold_store: Final = context.hold_store
+        self.low: Final = context.low
 
     def read_costs(self, cost: object, unnamed: Sequence[int]) -> tuple[int, ...]:
         asks = self.asks
@@ -72,12 +83,12 @@ class HoldTemplate:
             row = self.asks.rows[decision.bound]
             decimals = self.asks.resources[row.resource][1]
             bound = self.asks.bound_of(row, self.session)
-            what = f"{written(row.limit, decimals)} ({bound})"
+            what = f"{limit_text(row.limit, decimals)} ({bound})"
         rate, retry_ms = rate_of(decision.limit), decision.retry_ms
         return RateLimited(self.agent, rate, what, retry_ms, degraded=decision.degraded, bound=bound)
 
     def freed(self, key: str) -> None:
-        self.owner.freed(self.asks.path)
+        self.context.freed(self.asks.path)
 
 
 class AccountHold(Hold):
@@ -86,7 +97,7 @@ class AccountHold(Hold):
     Costs are mappings of resources. It is used like the `Hold` of a limiter.
 
     >>> from headgate import Gate, Policy
-    >>> gate = Gate(Policy(accounts={"default": {"agent": {"tokens": "100000 in all", "slots": "5 in flight"}}}))
+    >>> gate = Gate(Policy(accounts={"default": {"agent": {"tokens": "100000/calendar day", "slots": "5 in flight"}}}))
     >>> hold = gate.hold("planner", {"tokens": 1200})
     >>> bool(hold), hold.state
     (True, 'open')
@@ -160,15 +171,15 @@ class AccountHold(Hold):
 
     def _ended(self, answer: HoldAnswer) -> Decision:
         super()._ended(answer)
-        return self._told()
+        return self._after_verb()
 
     def _extended(self, called: int, answer: HoldAnswer) -> Decision:
         super()._extended(called, answer)
-        return self._told()
+        return self._after_verb()
 
-    def _told(self) -> Decision:
+    def _after_verb(self) -> Decision:
         self._final = None
-        self._template.owner.note_decisions(self)
+        self._template.context.emit_alerts(self)
         return self.decision
 
     def _binding(self) -> int | None:
@@ -211,7 +222,7 @@ def share_left(decision: Decision) -> float:
 def named_costs(asks: AccountAsks, costs: Sequence[int]) -> dict[str, Decimal]:
     """Costs of asks by resource, in units."""
     found = zip(asks.resources, asks.by_resource(costs), strict=True)
-    return {name: Decimal(cost).scaleb(-decimals) for (name, decimals), cost in found if cost}
+    return {name: in_units(cost, decimals) for (name, decimals), cost in found if cost}
 
 
 def limit_status(
@@ -219,8 +230,8 @@ def limit_status(
 ) -> LimitStatus:
     """The status of a limit, from what a peek says of it."""
     amount = amount_of(limit, decimals)
-    left = decision.left if isinstance(limit, Budget) else Decimal(decision.remaining).scaleb(-decimals)
-    reserved = Decimal(held.get(bound, 0)).scaleb(-decimals)
+    left = decision.left if isinstance(limit, Budget) else in_units(decision.remaining, decimals)
+    reserved = in_units(held.get(bound, 0), decimals)
     reset = decision.reset_after
     forever = isinstance(limit, Budget) and limit.period is None
     return LimitStatus(
@@ -228,7 +239,7 @@ def limit_status(
         level=level,
         resource=bound.resource,
         tool=bound.tool,
-        limit=written(limit, decimals),
+        limit=limit_text(limit, decimals),
         amount=amount,
         spent=max(amount - left - reserved, Decimal(0)),
         held=reserved,

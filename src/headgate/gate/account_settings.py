@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -14,8 +15,9 @@ from headgate.gate.accounts import (
     Account,
     AccountLimit,
     Accounts,
-    Resource,
-    account_limit,
+    LimitKey,
+    level_of,
+    parse_account_limit,
 )
 from headgate.gate.immutable_map import ImmutableMap
 from headgate.gate.settings_reader import SettingsReader
@@ -68,12 +70,12 @@ def read_accounts(reader: SettingsReader, given: Mapping[str, Any]) -> Accounts:
         },
         at=ImmutableMap(),
     )
-    at: ImmutableMap[Account] = ImmutableMap()
     found = dict(_read_at(accounts, tables, reader.table("at", given, "accounts.at")))
     tools = tables.tools | set(own)
-    if max(len(tools), len(accounts.plans)) > _MAX_NAMES:
-        reader.add_mistake("accounts", f"at most {_MAX_NAMES} tools, and as many plans", len(tools))
-    return Accounts(**{**vars(accounts), "tools": frozenset(tools), "at": at.update(found)})
+    for path, count in (("accounts.tools", len(tools)), ("accounts.plans", len(accounts.plans))):
+        if count > _MAX_NAMES:
+            reader.add_mistake(path, f"at most {_MAX_NAMES} names", count)
+    return replace(accounts, tools=frozenset(tools), at=accounts.at.update(found))
 
 
 class _Tables:
@@ -84,7 +86,7 @@ class _Tables:
         self.tools: set[str] = set()
         self._units: Final = units
 
-    def limits(self, path: str, tables: Mapping[str, Any], key: str) -> dict[Resource, AccountLimit]:
+    def limits(self, path: str, tables: Mapping[str, Any], key: str) -> dict[LimitKey, AccountLimit]:
         """The limits in a table: of resources, and below `tools` those of one tool."""
         reader = self.reader
         table = reader.table(key, tables, path)
@@ -97,10 +99,10 @@ class _Tables:
                 found |= self._of_tool(where, reader.table(tool, tools, where), tool)
         return found
 
-    def _of_tool(self, path: str, table: Mapping[str, Any], tool: str) -> dict[Resource, AccountLimit]:
+    def _of_tool(self, path: str, table: Mapping[str, Any], tool: str) -> dict[LimitKey, AccountLimit]:
         known = [name for name in self._units if not tool or name != SLOTS]
         self.reader.check_keys(path, table, known)
-        found: dict[Resource, AccountLimit] = {}
+        found: dict[LimitKey, AccountLimit] = {}
         for resource in table:
             if resource in known:
                 read = partial(_limit, resource, self._units)
@@ -119,7 +121,7 @@ def _read_at(accounts: Accounts, tables: _Tables, given: Mapping[str, Any]) -> I
         limits = tables.limits(path, given, name)
         table = reader.table(name, given, path)
         plan = reader.value(f"{path}.plan", table, "", partial(accounts.check_plan, ""))
-        if plan and name.count("/") >= accounts.agent_level:
+        if plan and level_of(name) >= accounts.agent_level:
             reader.add_mistake(f"{path}.plan", "the plan of an agent in [agents], and none of a session", plan)
         if limits or plan:
             yield name, Account(limits, plan)
@@ -157,7 +159,7 @@ def account_settings(accounts: Accounts) -> dict[str, Any]:
     }
 
 
-def limit_settings(limits: Mapping[Resource, AccountLimit]) -> dict[str, Any]:
+def limit_settings(limits: Mapping[LimitKey, AccountLimit]) -> dict[str, Any]:
     """Limits in the structure that builds them: by resource, and those of tools below "tools"."""
     found: dict[str, Any] = {resource: limit.text for (resource, tool), limit in limits.items() if not tool}
     tools: dict[str, dict[str, str]] = {}
@@ -168,7 +170,7 @@ def limit_settings(limits: Mapping[Resource, AccountLimit]) -> dict[str, Any]:
 
 
 def _limit(resource: str, units: Mapping[str, int], value: object) -> AccountLimit:
-    return account_limit("limit", resource, value, units)
+    return parse_account_limit("limit", resource, value, units)
 
 
 def _name(value: object) -> str:

@@ -21,7 +21,7 @@ from headgate.limits.notation import limit_of, parse_each
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.slots import Slots
 from headgate.limits.token_bucket import TokenBucket
-from headgate.limits.units import BUILT_IN
+from headgate.limits.units import BUILT_IN, in_units
 
 LEVELS: Final = ("org", "team", "agent", "session")
 """The levels unless the policy names others. The last two are always those of the agent and its session."""
@@ -33,8 +33,8 @@ SLOTS: Final = "slots"
 NO_ACCOUNT: Final = "-"
 """Stands in a path for a level at which an agent has no account."""
 
-Resource: TypeAlias = tuple[str, str]
-"""A resource, and the tool for which it is limited; "" for all."""
+LimitKey: TypeAlias = tuple[str, str]
+"""What a limit is about: a resource, and the tool for which it is limited; "" for all."""
 
 
 # Paths ----------------------------------------------------------------------------------------------------------------
@@ -48,6 +48,26 @@ def join_path(names: Iterable[str]) -> str:
 def split_path(path: str) -> list[str]:
     """The names in a path."""
     return [name.replace("%2F", "/").replace("%25", "%") for name in path.split("/")]
+
+
+def level_of(path: str) -> int:
+    """The index of a path's level: 0 for a top account."""
+    return path.count("/")
+
+
+def path_prefixes(path: str) -> list[str]:
+    """The paths from the top account to this one.
+
+    >>> path_prefixes("acme/search/planner")
+    ['acme', 'acme/search', 'acme/search/planner']
+    """
+    names = path.split("/")
+    return ["/".join(names[: depth + 1]) for depth in range(len(names))]
+
+
+def session_path(agent_path: str, session: str) -> str:
+    """The path of a session of an agent."""
+    return f"{agent_path}/{join_path([session])}"
 
 
 def is_name(name: object) -> bool:
@@ -79,7 +99,7 @@ _EXPECTED: Final = (
 )
 
 
-def account_limit(where: str, resource: str, given: object, units: Mapping[str, int]) -> AccountLimit:
+def parse_account_limit(where: str, resource: str, given: object, units: Mapping[str, int]) -> AccountLimit:
     """The limit of a resource. A budget may leave out its unit, which is the resource."""
     decimals = units[resource]
     unit = resource if resource in BUILT_IN else f"{resource}:{decimals}"
@@ -126,8 +146,8 @@ def _scaled(limit: Limit, decimals: int) -> Limit:
     return limit
 
 
-def written(limit: Limit, decimals: int) -> str:
-    """A limit as it is counted, in the words of an operator."""
+def limit_text(limit: Limit, decimals: int) -> str:
+    """A limit as an operator writes it, from one that is counted in smallest units."""
     if decimals and isinstance(limit, TokenBucket):
         capacity, refill, per = limit.fields()
         return str(TokenBucket(capacity // 10**decimals, refill / 10**decimals, per))
@@ -137,8 +157,8 @@ def written(limit: Limit, decimals: int) -> str:
 
 
 def amount_of(limit: Limit, decimals: int) -> Decimal:
-    """The largest amount of a limit as it is counted, in units."""
-    return limit.amount if isinstance(limit, Budget) else Decimal(limit.capacity).scaleb(-decimals)
+    """The largest amount of a limit that is counted in smallest units, in units."""
+    return limit.amount if isinstance(limit, Budget) else in_units(limit.capacity, decimals)
 
 
 # Accounts -------------------------------------------------------------------------------------------------------------
@@ -148,11 +168,11 @@ def amount_of(limit: Limit, decimals: int) -> Decimal:
 class Account:
     """What an operator has said of one account."""
 
-    limits: Mapping[Resource, AccountLimit]
+    limits: Mapping[LimitKey, AccountLimit]
     plan: str = ""
 
 
-NO_RULES: Final = Account({})
+_NO_RULES: Final = Account({})
 
 
 @dataclass(frozen=True)
@@ -169,9 +189,9 @@ class Accounts:
     """The longest lease of a hold, in seconds."""
     max_open_holds: int
     """Of one top account."""
-    defaults: Mapping[str, Mapping[Resource, AccountLimit]]
+    defaults: Mapping[str, Mapping[LimitKey, AccountLimit]]
     """By level."""
-    plans: Mapping[str, Mapping[Resource, AccountLimit]]
+    plans: Mapping[str, Mapping[LimitKey, AccountLimit]]
     at: ImmutableMap[Account]
     """By path."""
 
@@ -180,30 +200,37 @@ class Accounts:
         """The index of the agents' level."""
         return len(self.levels) - 2
 
-    def limits_of(self, path: str, plan: str = "") -> dict[Resource, AccountLimit]:
+    def rules_of(self, path: str) -> Account:
+        """What an operator has said of an account; nothing of most."""
+        return self.at.get(path) or _NO_RULES
+
+    def limits_of(self, path: str, plan: str = "") -> dict[LimitKey, AccountLimit]:
         """The limits of an account. `plan` is that of an agent; other accounts have theirs in `at`."""
-        own = self.at.get(path) or NO_RULES
-        level = path.count("/")
-        defaults = self.defaults.get(self.levels[level], {})
+        own = self.rules_of(path)
+        defaults = self.defaults.get(self.levels[level_of(path)], {})
         found = {**defaults, **self.plans.get(plan or own.plan, {}), **own.limits}
-        return {resource: limit for resource, limit in found.items() if limit.parts}
+        return {key: limit for key, limit in found.items() if limit.parts}
 
     def agent_path(self, account: str, agent: str) -> str:
         """The path of an agent that belongs to an account, or to none."""
         names = split_path(account) if account else []
         return join_path([*names, *[NO_ACCOUNT] * (self.agent_level - len(names)), agent])
 
+    def account_of(self, path: str) -> str:
+        """The account that the agent of a path belongs to; "" for none."""
+        return "/".join([name for name in path.split("/")[: self.agent_level] if name != NO_ACCOUNT])
+
     def root_of(self, path: str) -> str:
         """The top account of a path; for an agent without any, and for its sessions, the agent."""
-        names = path.split("/")
-        return names[0] if names[0] != NO_ACCOUNT else "/".join(names[: self.agent_level + 1])
+        prefixes = path_prefixes(path)
+        return prefixes[0] if prefixes[0] != NO_ACCOUNT else prefixes[: self.agent_level + 1][-1]
 
     def check_account(self, where: str, account: object) -> str:
         """The path of an account above the agents, or "" for none."""
         if account == "":
             return ""
         path = self.check_path(where, account)
-        if path.count("/") >= self.agent_level or NO_ACCOUNT in split_path(path):
+        if level_of(path) >= self.agent_level or NO_ACCOUNT in split_path(path):
             above = "/".join(self.levels[: self.agent_level]).upper() or "none, since accounts.levels has none"
             refuse(where, f"the path of an account above the agents ({above})", account)
         return path
@@ -252,29 +279,29 @@ class Accounts:
             refuse(where, f"one of {', '.join(self.levels)}", level)
         return level
 
-    def with_limit(self, path: str, resource: Resource, limit: AccountLimit | None) -> "Accounts":
+    def with_limit(self, path: str, key: LimitKey, limit: AccountLimit | None) -> "Accounts":
         """The same, with one limit of an account set or removed."""
-        before = self.at.get(path) or NO_RULES
-        return self._with(path, Account(_with(before.limits, resource, limit), before.plan))
+        before = self.rules_of(path)
+        return self._with(path, Account(_with(before.limits, key, limit), before.plan))
 
     def with_plan(self, path: str, plan: str) -> "Accounts":
         """The same, with another plan of an account."""
-        return self._with(path, Account((self.at.get(path) or NO_RULES).limits, plan))
+        return self._with(path, Account(self.rules_of(path).limits, plan))
 
     def _with(self, path: str, account: Account) -> "Accounts":
-        return replace(self, at=self.at.update({path: None if account == NO_RULES else account}))
+        return replace(self, at=self.at.update({path: None if account == _NO_RULES else account}))
 
-    def with_default(self, level: str, resource: Resource, limit: AccountLimit | None) -> "Accounts":
+    def with_default(self, level: str, key: LimitKey, limit: AccountLimit | None) -> "Accounts":
         """The same, with one default of a level set or removed."""
-        return replace(self, defaults={**self.defaults, level: _with(self.defaults.get(level, {}), resource, limit)})
+        return replace(self, defaults={**self.defaults, level: _with(self.defaults.get(level, {}), key, limit)})
 
-    def with_plan_limit(self, plan: str, resource: Resource, limit: AccountLimit | None) -> "Accounts":
+    def with_plan_limit(self, plan: str, key: LimitKey, limit: AccountLimit | None) -> "Accounts":
         """The same, with one limit of a plan set or removed."""
-        return replace(self, plans={**self.plans, plan: _with(self.plans.get(plan, {}), resource, limit)})
+        return replace(self, plans={**self.plans, plan: _with(self.plans.get(plan, {}), key, limit)})
 
 
 def _with(
-    limits: Mapping[Resource, AccountLimit], resource: Resource, limit: AccountLimit | None
-) -> dict[Resource, AccountLimit]:
-    others = {other: found for other, found in limits.items() if other != resource}
-    return others if limit is None else {**others, resource: limit}
+    limits: Mapping[LimitKey, AccountLimit], key: LimitKey, limit: AccountLimit | None
+) -> dict[LimitKey, AccountLimit]:
+    others = {other: found for other, found in limits.items() if other != key}
+    return others if limit is None else {**others, key: limit}

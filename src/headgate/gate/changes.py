@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Final
 
 from headgate.errors import InvalidInput, refuse
-from headgate.gate.accounts import SLOTS, Accounts, Resource, account_limit
+from headgate.gate.accounts import SLOTS, Accounts, LimitKey, level_of, parse_account_limit
 from headgate.gate.immutable_map import ImmutableMap
 from headgate.gate.policy import ChannelTier, Policy, check_agent
 from headgate.limits.decision import Limit
@@ -91,7 +91,7 @@ def role(agent: str, role: str | None) -> Edit:
     return Edit("role", check_agent(agent), value=role)
 
 
-def account(agent: str, path: str | None) -> Edit:
+def agent_account(agent: str, path: str | None) -> Edit:
     """Let an agent belong to an account, "" for none. None: to that of the policy."""
     if path is not None and not isinstance(path, str):
         refuse("account", "the path of an account, such as 'acme/search'", path)
@@ -108,34 +108,35 @@ def account_plan(path: str, plan: str | None) -> Edit:
     return Edit("account_plan", path, value=plan)
 
 
-def account_limit_edit(path: str, resource: str, limit: LimitLike | None, tool: str | None = None) -> Edit:
+def account_limit(path: str, resource: str, limit: LimitLike | None, tool: str | None = None) -> Edit:
     """Limit a resource of an account, for all or for one tool. None: back to the policy."""
-    return Edit("account_limit", path, tier=_resource_text(resource, tool), value=_text(limit))
+    return Edit("account_limit", path, tier=_key_text(resource, tool), value=_text(limit))
 
 
 def level_limit(level: str, resource: str, limit: LimitLike | None, tool: str | None = None) -> Edit:
     """Limit a resource of every account of a level that has no limit of its own. None: back to the policy."""
-    return Edit("level_limit", level, tier=_resource_text(resource, tool), value=_text(limit))
+    return Edit("level_limit", level, tier=_key_text(resource, tool), value=_text(limit))
 
 
 def plan_limit(plan: str, resource: str, limit: LimitLike | None, tool: str | None = None) -> Edit:
     """Limit a resource in a plan. None: back to the policy."""
-    return Edit("plan_limit", plan, tier=_resource_text(resource, tool), value=_text(limit))
+    return Edit("plan_limit", plan, tier=_key_text(resource, tool), value=_text(limit))
 
 
 def _text(limit: LimitLike | None) -> str | None:
     return limit if limit is None or isinstance(limit, str) else str(limit_of("limit", limit))
 
 
-def _resource_text(resource: object, tool: object) -> str:
-    """How an edit names a resource: "usd", or "usd@web" for one tool."""
+def _key_text(resource: object, tool: object) -> str:
+    """How an edit names what it limits: "usd", or "usd@web" for one tool."""
     if not isinstance(resource, str) or not isinstance(tool, str | None):
         refuse("resource", "the name of a resource", resource)
     return f"{resource}@{tool}" if tool else resource
 
 
-def _resource_of(text: str) -> Resource:
-    resource, _, tool = text.partition("@")
+def limit_key(edit: Edit) -> LimitKey:
+    """The resource and the tool that an edit of an account, a level or a plan limits."""
+    resource, _, tool = edit.tier.partition("@")
     return resource, tool
 
 
@@ -175,7 +176,7 @@ def validated(edit: object, policy: Policy, now: float) -> Edit:
         made = role(edit.agent, edit.value)
     elif edit.kind == "account":
         path = None if edit.value is None else policy.accounts.check_account("account", edit.value)
-        made = account(edit.agent, path)
+        made = agent_account(edit.agent, path)
     elif edit.kind == "agent_plan":
         plan = None if edit.value is None else policy.accounts.check_plan("plan", edit.value)
         made = agent_plan(edit.agent, plan)
@@ -194,7 +195,7 @@ def validated(edit: object, policy: Policy, now: float) -> Edit:
 
 def _validated_account_edit(edit: Edit, accounts: Accounts) -> Edit:
     if edit.channel or edit.generation:
-        refuse("edit", "an edit made by a function of headgate.gate.changes, such as account_limit_edit", edit)
+        refuse("edit", "an edit made by a function of headgate.gate.changes, such as account_limit", edit)
     if edit.kind == "level_limit":
         accounts.check_level("level", edit.agent)
     elif edit.kind == "plan_limit":
@@ -202,17 +203,17 @@ def _validated_account_edit(edit: Edit, accounts: Accounts) -> Edit:
     else:
         accounts.check_limited_path("account", edit.agent)
     if edit.kind == "account_plan":
-        if edit.agent.count("/") >= accounts.agent_level:
+        if level_of(edit.agent) >= accounts.agent_level:
             refuse("account", "one above the agents, which have plans by their names", edit.agent)
         return edit if edit.value is None else replace(edit, value=accounts.check_plan("plan", edit.value))
-    resource, tool = _resource_of(edit.tier)
+    resource, tool = limit_key(edit)
     accounts.check_resource("resource", resource)
     accounts.check_tool("tool", tool)
     if tool and resource == SLOTS:
         refuse("resource", "another one than slots, which have no tool", resource)
     if edit.value is None:
         return edit
-    return replace(edit, value=account_limit("limit", resource, edit.value, accounts.units).text)
+    return replace(edit, value=parse_account_limit("limit", resource, edit.value, accounts.units).text)
 
 
 def _validated_block(agent: str, value: str, now: float) -> Edit:
@@ -277,9 +278,7 @@ class Effective:
 
     def session_limit_of(self, agent: str) -> Limit:
         """The limit of an agent's sessions: `UNLIMITED` if it is exempt."""
-        rules = self.agents.get(agent)
-        if rules is None:
-            return self.session_limit
+        rules = self.rules_of(agent)
         return UNLIMITED if rules.exempt else rules.session or self.session_limit
 
     @cached_property
@@ -297,13 +296,16 @@ class Effective:
         """The roles of agents that have one."""
         return {agent: rules.role for agent, rules in self.agents.items() if rules.role}
 
+    def rules_of(self, agent: str) -> AgentRules:
+        """The rules of an agent; the same empty ones for all that have none of their own."""
+        return self.agents.get(agent) or _NO_RULES
+
     def is_exempt(self, agent: str) -> bool:
-        rules = self.agents.get(agent)
-        return rules is not None and rules.exempt
+        return self.rules_of(agent).exempt
 
     def limits_of(self, agent: str) -> Mapping[ChannelTier, Limit]:
         """All limits of an agent: `UNLIMITED` if it is exempt."""
-        rules = self.agents.get(agent) or _NO_RULES
+        rules = self.rules_of(agent)
         return dict.fromkeys(self.limits, UNLIMITED) if rules.exempt else {**self.limits, **rules.overrides}
 
 
@@ -361,7 +363,7 @@ def _with_rules(before: AgentRules, policy: Policy, edit: Edit) -> AgentRules:
         return replace(before, plan=policy.agent_plans.get(edit.agent, "") if edit.value is None else edit.value)
     if edit.kind == "account":
         path = policy.agent_accounts.get(edit.agent, "") if edit.value is None else edit.value
-        if path.count("/") >= max(policy.accounts.agent_level, 1) or (path and policy.accounts.agent_level == 0):
+        if path and level_of(path) >= policy.accounts.agent_level:
             return before  # of a policy with more levels
         former = [before.account, *before.former] if path != before.account else list(before.former)
         return replace(before, account=path, former=tuple([one for one in former if one != path][:_FORMER]))
@@ -374,21 +376,20 @@ def _with_rules(before: AgentRules, policy: Policy, edit: Edit) -> AgentRules:
 
 def _with_account_edit(before: Accounts, policy: Accounts, edit: Edit) -> Accounts:
     """The accounts after an edit. One that this policy has no level, plan, resource or tool for has no effect."""
-    subject, resource = edit.agent, _resource_of(edit.tier)
+    subject, key = edit.agent, limit_key(edit)
     try:
         if edit.kind == "account_plan":
-            own = policy.at.get(subject)
-            return before.with_plan(subject, (own.plan if own else "") if edit.value is None else edit.value)
-        limit = None if edit.value is None else account_limit("limit", resource[0], edit.value, before.units)
+            plan = policy.rules_of(subject).plan if edit.value is None else edit.value
+            return before.with_plan(subject, plan)
+        limit = None if edit.value is None else parse_account_limit("limit", key[0], edit.value, before.units)
         if edit.kind == "level_limit" and subject in before.levels:
-            filed = policy.defaults.get(subject, {}).get(resource)
-            return before.with_default(subject, resource, limit or filed)
+            filed = policy.defaults.get(subject, {}).get(key)
+            return before.with_default(subject, key, limit or filed)
         if edit.kind == "plan_limit" and subject in before.plans:
-            filed = policy.plans.get(subject, {}).get(resource)
-            return before.with_plan_limit(subject, resource, limit or filed)
+            filed = policy.plans.get(subject, {}).get(key)
+            return before.with_plan_limit(subject, key, limit or filed)
         if edit.kind == "account_limit":
-            account = policy.at.get(subject)
-            return before.with_limit(subject, resource, limit or (account and account.limits.get(resource)) or None)
+            return before.with_limit(subject, key, limit or policy.rules_of(subject).limits.get(key))
     except (InvalidInput, LookupError):
         pass
     return before

@@ -238,8 +238,7 @@ class Gate(GateAccounts, Closable):
 
     def role_of(self, agent: str) -> str:
         """The role that an agent was given; "" for none."""
-        rules = self._lookup.effective.agents.get(check_agent(agent))
-        return "" if rules is None else rules.role
+        return self._lookup.effective.rules_of(check_agent(agent)).role
 
     def limits_for(self, agent: str, channel: str, tier: str | None = None, *, action: str | None = None) -> Limit:
         """The limit in effect for an agent now, by tier or by action.

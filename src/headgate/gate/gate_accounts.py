@@ -1,8 +1,7 @@
 """Accounts of a gate: their limits and what is left of them, what they have used, and changes to them."""
 
 from collections.abc import Iterable
-from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import Final, NamedTuple
 
 from headgate.errors import refuse
@@ -10,16 +9,26 @@ from headgate.flow import Flow, adrive, drive, in_thread
 from headgate.gate import changes
 from headgate.gate.account_asks import HOLDS, USAGE, AccountAsks, asks_of_one, check_session, restored_asks
 from headgate.gate.account_holds import AccountHoldSummary, LimitStatus, limit_status, named_costs
-from headgate.gate.accounts import NO_ACCOUNT, SLOTS, Bound, is_name, is_within, join_path, split_path
-from headgate.gate.gate_holds import NO_AGENT_RULES, GateHolds, StoreCall, acall_store, call_store
+from headgate.gate.accounts import (
+    NO_ACCOUNT,
+    SLOTS,
+    Bound,
+    is_name,
+    is_within,
+    level_of,
+    path_prefixes,
+    session_path,
+    split_path,
+)
+from headgate.gate.gate_holds import GateHolds, StoreCall, acall_store, call_store
 from headgate.gate.policy import check_agent
-from headgate.gate.usage import DEFAULT_GROUPS, UsageTotal, usage_groups, usage_totals
-from headgate.gate.usage import Usage as Usage
+from headgate.gate.usage import DEFAULT_GROUPS, Usage, UsageTotal, usage_groups, usage_totals
 from headgate.limits.calendar import Calendar, zone_of
 from headgate.limits.decision import Decision
 from headgate.limits.meter import KEPT
 from headgate.limits.notation import LimitLike
 from headgate.limits.numbers import whole
+from headgate.limits.units import in_units
 from headgate.stores.base import Ask
 from headgate.stores.holds import EXPIRED, OPEN, ListedHold, UsageRow
 
@@ -41,49 +50,50 @@ class GateAccounts(GateHolds):
 
     def explain(self, agent: str, *, session: str | int | None = None, tool: str | None = None) -> list[LimitStatus]:
         """Every limit that a hold of an agent would meet, with what is left of it."""
-        return drive(self._explaining(agent, session, tool), call_store)
+        return drive(self._explain(agent, session, tool), call_store)
 
     async def aexplain(
         self, agent: str, *, session: str | int | None = None, tool: str | None = None
     ) -> list[LimitStatus]:
-        return await adrive(self._explaining(agent, session, tool), acall_store)
+        return await adrive(self._explain(agent, session, tool), acall_store)
 
-    def _explaining(self, agent: object, session: object, tool: object) -> Flow[StoreCall, list[LimitStatus]]:
+    def _explain(self, agent: object, session: object, tool: object) -> Flow[StoreCall, list[LimitStatus]]:
         template, costs = self._template(agent, {}, session, tool)
         asks = template.asks
         return (yield from self._status(asks, asks.asks(costs, template.session), template.session))
 
     def account(self, path: str) -> AccountStatus:
         """An account, an agent or a session by its path, with all its limits and what is left of them."""
-        return drive(self._looking(path), call_store)
+        return drive(self._read_account(path), call_store)
 
     async def aaccount(self, path: str) -> AccountStatus:
-        return await adrive(self._looking(path), acall_store)
+        return await adrive(self._read_account(path), acall_store)
 
     def accounts(self, paths: Iterable[str]) -> list[AccountStatus]:
         """Several accounts. The open holds of each top account are read once."""
-        return drive(self._looking_at(paths), call_store)
+        return drive(self._read_accounts(paths), call_store)
 
     async def aaccounts(self, paths: Iterable[str]) -> list[AccountStatus]:
-        return await adrive(self._looking_at(paths), acall_store)
+        return await adrive(self._read_accounts(paths), acall_store)
 
-    def _looking_at(self, paths: Iterable[str]) -> Flow[StoreCall, list[AccountStatus]]:
+    def _read_accounts(self, paths: Iterable[str]) -> Flow[StoreCall, list[AccountStatus]]:
         held: dict[str, dict[Bound, int]] = {}
         found = []
         for path in paths:
-            status = yield from self._looking(path, held)
+            status = yield from self._read_account(path, held)
             found.append(status)
         return found
 
-    def _looking(self, path: object, held: dict[str, dict[Bound, int]] | None = None) -> Flow[StoreCall, AccountStatus]:
+    def _read_account(
+        self, path: object, held: dict[str, dict[Bound, int]] | None = None
+    ) -> Flow[StoreCall, AccountStatus]:
         effective = self._lookup.effective
         accounts = effective.accounts
         found = accounts.check_path("account", path, sessions=True)
-        level = found.count("/")
-        account = accounts.at.get(found)
-        plan = "" if account is None else account.plan
+        level = level_of(found)
+        plan = accounts.rules_of(found).plan
         if level == accounts.agent_level:
-            plan = (effective.agents.get(split_path(found)[-1]) or NO_AGENT_RULES).plan
+            plan = effective.rules_of(split_path(found)[-1]).plan
         asks = asks_of_one(accounts, found, plan)
         limits = yield from self._status(asks, asks.asks(asks.costs_of({}), ""), "", held)
         return AccountStatus(found, accounts.levels[level], plan, tuple(limits))
@@ -108,7 +118,7 @@ class GateAccounts(GateHolds):
         return [
             limit_status(
                 bound := asks.bound_of(row, session),
-                accounts.levels[bound.account.count("/")],
+                accounts.levels[level_of(bound.account)],
                 row.limit,
                 asks.resources[row.resource][1],
                 decision,
@@ -119,14 +129,14 @@ class GateAccounts(GateHolds):
 
     def list_holds(self, path: str, count: int = 100) -> list[AccountHoldSummary]:
         """Open and expired holds of an account and everything below it, those that end first at the front."""
-        found, root, most = self._listing(path, count)
+        found, root, most = self._check_listing(path, count)
         return _summaries(self._account_store.list_holds(HOLDS, root, _LISTED), found, most)
 
     async def alist_holds(self, path: str, count: int = 100) -> list[AccountHoldSummary]:
-        found, root, most = self._listing(path, count)
+        found, root, most = self._check_listing(path, count)
         return _summaries(await self._account_store.alist_holds(HOLDS, root, _LISTED), found, most)
 
-    def _listing(self, path: object, count: object) -> tuple[str, str, int]:
+    def _check_listing(self, path: object, count: object) -> tuple[str, str, int]:
         accounts = self._lookup.effective.accounts
         found = accounts.check_path("account", path, sessions=True)
         return found, accounts.root_of(found), whole("count", count, _LISTED)
@@ -145,7 +155,7 @@ class GateAccounts(GateHolds):
         accounts = self._lookup.effective.accounts
         if not accounts.defaults.get(accounts.levels[-1]) or not is_name(session):
             return []
-        of_session = f"{self.path_of(agent)}/{join_path([session])}"
+        of_session = session_path(self.path_of(agent), session)
         asks = asks_of_one(accounts, of_session, "")
         return [ask for ask in asks.asks(asks.costs_of({}), "") if ask.key == of_session]
 
@@ -155,15 +165,13 @@ class GateAccounts(GateHolds):
         level = effective.accounts.agent_level
         named = [path for path, _ in effective.accounts.at.items()]
         named += [rules.account for _, rules in effective.agents.items() if rules.account]
-        found = {
-            "/".join(path.split("/")[: depth + 1]) for path in named for depth in range(min(path.count("/") + 1, level))
-        }
+        found = {prefix for path in named for prefix in path_prefixes(path)[:level]}
         return sorted([path for path in found if NO_ACCOUNT not in path.split("/")])
 
     def path_of(self, agent: str) -> str:
         """The path of an agent."""
         effective, name = self._lookup.effective, check_agent(agent)
-        return effective.accounts.agent_path((effective.agents.get(name) or NO_AGENT_RULES).account, name)
+        return effective.accounts.agent_path(effective.rules_of(name).account, name)
 
     def usage(self, first: date, last: date, account: str | None = None) -> list[Usage]:
         """What was used from one day to another, both included, in an account or in all.
@@ -199,13 +207,11 @@ class GateAccounts(GateHolds):
     def usage_days(self) -> tuple[date, date]:
         """The first day of which usage is kept, and today, by the days of `accounts.zone`."""
         zone = zone_of(self._lookup.effective.accounts.zone)
-        kept, today = [
-            datetime.fromtimestamp(moment / 1_000_000, UTC).astimezone(zone).date() for moment in self._kept_since()
-        ]
-        return kept, today
+        first, today = self._usage_moments()
+        return _day_at(first, zone), _day_at(today, zone)
 
-    def _kept_since(self) -> tuple[int, int]:
-        """The start of the first day of which usage is kept, and that of today, in microseconds since 1970."""
+    def _usage_moments(self) -> tuple[int, int]:
+        """The starts of both days, in microseconds since 1970."""
         days = Calendar("day", self._lookup.effective.accounts.zone)
         today = days.at(max(round(self._store.clock.wall() * 1_000_000), 0))[0]
         return (days.next(today - KEPT)[0] if today >= KEPT else 0), today
@@ -214,14 +220,11 @@ class GateAccounts(GateHolds):
         accounts = self._lookup.effective.accounts
         root = None if account is None else accounts.root_of(accounts.check_path("account", account))
         zone = zone_of(accounts.zone)
-        begin, until = _day("first", first), _day("last", last)
+        begin, until = _check_day("first", first), _check_day("last", last)
         if begin > until:
             refuse("first", f"a day up to the last, which is {until}", str(begin))
-        start, end = [
-            round(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp() * 1_000_000)
-            for day in (begin, until + timedelta(days=1))
-        ]
-        return USAGE, max(start, self._kept_since()[0]), end, root
+        start, end = _start_of(begin, zone), _start_of(until + timedelta(days=1), zone)
+        return USAGE, max(start, self._usage_moments()[0]), end, root
 
     def _usage(self, rows: Iterable[UsageRow], account: str | None) -> list[Usage]:
         accounts = self._lookup.effective.accounts
@@ -229,9 +232,8 @@ class GateAccounts(GateHolds):
         for row in rows:
             path, tool, resource = row.key.split("\t")
             if account is None or is_within(path, account):
-                day = datetime.fromtimestamp(row.start // 1_000_000, UTC).astimezone(zone).date()
-                amount = Decimal(row.amount).scaleb(-accounts.units.get(resource, 0))
-                found.append(Usage(day, path, tool, resource, amount))
+                amount = in_units(row.amount, accounts.units.get(resource, 0))
+                found.append(Usage(_day_at(row.start, zone), path, tool, resource, amount))
         return sorted(found)
 
     # Changes ---------------------------------------------------------------------------------------------------------
@@ -243,7 +245,7 @@ class GateAccounts(GateHolds):
 
         What is spent and held of a budget stays, whatever the new amount.
         """
-        self.change([changes.account_limit_edit(account, resource, limit, tool)], by=by)
+        self.change([changes.account_limit(account, resource, limit, tool)], by=by)
 
     def set_level_limit(
         self, level: str, resource: str, limit: LimitLike | None, *, tool: str | None = None, by: str = ""
@@ -270,7 +272,7 @@ class GateAccounts(GateHolds):
 
         Its open holds are settled on the accounts with which they were made.
         """
-        self.change([changes.account(agent, account)], by=by)
+        self.change([changes.agent_account(agent, account)], by=by)
 
     aset_account_limit = in_thread(set_account_limit)
     aset_level_limit = in_thread(set_level_limit)
@@ -280,10 +282,20 @@ class GateAccounts(GateHolds):
     aset_agent_account = in_thread(set_agent_account)
 
 
-def _day(where: str, day: object) -> date:
+def _check_day(where: str, day: object) -> date:
     if not isinstance(day, date) or isinstance(day, datetime) or not 1970 < day.year < 9990:
         refuse(where, "a date", day)
     return day
+
+
+def _day_at(moment: int, zone: tzinfo) -> date:
+    """The day of a moment in microseconds since 1970."""
+    return datetime.fromtimestamp(moment // 1_000_000, UTC).astimezone(zone).date()
+
+
+def _start_of(day: date, zone: tzinfo) -> int:
+    """The start of a day, in microseconds since 1970."""
+    return round(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp() * 1_000_000)
 
 
 def _held(listed: Iterable[ListedHold]) -> dict[Bound, int]:
@@ -294,8 +306,8 @@ def _held(listed: Iterable[ListedHold]) -> dict[Bound, int]:
             continue
         asks, session = restored_asks(hold.note, hold.shape)
         costs = asks.by_resource(hold.costs)
-        for bound in {asks.bound_of(row, session): row for row in asks.rows}:
-            place = next(i for i, (name, _) in enumerate(asks.resources) if name == bound.resource)
+        # Once, however many limits the account has for the resource.
+        for bound, place in {asks.bound_of(row, session): row.resource for row in asks.rows}.items():
             found[bound] = found.get(bound, 0) + (1 if bound.resource == SLOTS else costs[place])
     return found
 
@@ -304,18 +316,17 @@ def _summaries(listed: Iterable[ListedHold], account: str, most: int) -> list[Ac
     found = []
     for hold in listed:
         asks, session = restored_asks(hold.note, hold.shape)
-        path = f"{asks.path}/{join_path([session])}" if session else asks.path
+        path = session_path(asks.path, session) if session else asks.path
         if hold.state in (OPEN, EXPIRED) and is_within(path, account):
-            agent = split_path(asks.path)[-1]
             summary = AccountHoldSummary(
-                hold.hold_id.partition("/")[2],
-                agent,
-                asks.path,
-                session,
-                asks.tool,
-                hold.state,
-                named_costs(asks, hold.costs),
-                hold.left / 1_000_000,
+                id=hold.hold_id.partition("/")[2],
+                agent=split_path(asks.path)[-1],
+                account=asks.path,
+                session=session,
+                tool=asks.tool,
+                state=hold.state,
+                costs=named_costs(asks, hold.costs),
+                lease_left=hold.left / 1_000_000,
             )
             found.append(summary)
     return found[:most]

@@ -122,8 +122,7 @@ class GateChanges(GateChecks):
     def remove_override(self, agent: str, tier: str | None = None, *, by: str = "") -> None:
         """Put an agent back to the defaults, for a tier or for all and for its sessions."""
         edits = [changes.no_override(agent, tier)]
-        rules = self._lookup.effective.agents.get(agent)
-        if tier is None and rules is not None and rules.session is not None:
+        if tier is None and self._lookup.effective.rules_of(agent).session is not None:
             edits.append(changes.session_limit(None, agent))
         self.change(edits, by=by)
 

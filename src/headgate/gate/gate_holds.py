@@ -1,6 +1,6 @@
 """Holds of a gate: an agent reserves on all accounts above it at once, and settles what it has used."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from headgate._limiter_hot import KEEP
@@ -17,11 +17,12 @@ from headgate.gate.account_asks import (
 )
 from headgate.gate.account_holds import (
     AccountHold,
-    GateOfHolds,
+    HoldContext,
     HoldTemplate,
+    alert_share,
 )
 from headgate.gate.accounts import Bound, is_within, join_path
-from headgate.gate.changes import AgentRules, Effective
+from headgate.gate.changes import Effective
 from headgate.gate.gate_changes import GateChanges
 from headgate.gate.lookup import AGENTS
 from headgate.gate.policy import check_agent
@@ -46,18 +47,6 @@ Costs: TypeAlias = Mapping[str, Any]
 LEASE: Final = 60.0
 """Seconds that a hold lasts unless it is told otherwise."""
 _REMEMBERED: Final = 10_000  # limits for holds, and alerts that were raised
-NO_AGENT_RULES: Final = AgentRules({}, False)
-
-
-class _Making(NamedTuple):
-    """A step: make a hold."""
-
-    attempt: HoldAttempt
-    key: str
-    timeout: Number | None
-
-
-_Step: TypeAlias = _Making | tuple[str, Offence]
 
 
 class StoreCall(NamedTuple):
@@ -68,13 +57,24 @@ class StoreCall(NamedTuple):
     arguments: tuple[Any, ...]
 
 
+class _MakeHold(NamedTuple):
+    """A step of a flow: make a hold, perhaps after a wait."""
+
+    attempt: HoldAttempt
+    key: str
+    timeout: Number | None
+
+
+_Step: TypeAlias = _MakeHold | StoreCall
+
+
 class GateHolds(GateChanges):
     """Holds, accounts and what they have used."""
 
     def __init__(self, *arguments: Any) -> None:
         self._hold_queues: Final = WaitQueues()
         self._asks: tuple[Effective | None, dict[tuple[object, ...], AccountAsks]] = (None, {})
-        self._of_holds: GateOfHolds | None = None
+        self._context: HoldContext | None = None
         # By budget, whatever its amount: the last share that was told, the period, and the budget as it was.
         self._alerted: dict[tuple[Bound, object], tuple[float, int, Budget]] = {}
         super().__init__(*arguments)
@@ -99,7 +99,7 @@ class GateHolds(GateChanges):
 
         Its lease is 60 seconds, or `accounts.max_lease` if that is less. See `Limiter.hold` for the other arguments.
         """
-        flow = self._making(agent, costs, session, tool, lease, timeout, hold_id, keep, max_age)
+        flow = self._make_hold(agent, costs, session, tool, lease, timeout, hold_id, keep, max_age)
         return drive(flow, self._perform_hold)
 
     def ahold(
@@ -118,38 +118,32 @@ class GateHolds(GateChanges):
         """`hold`, to be awaited, or used in `async with`."""
 
         async def make() -> AccountHold:
-            flow = self._making(agent, costs, session, tool, lease, timeout, hold_id, keep, max_age)
+            flow = self._make_hold(agent, costs, session, tool, lease, timeout, hold_id, keep, max_age)
             return await adrive(flow, self._aperform_hold)
 
         return PendingHold(make)
 
     def _perform_hold(self, step: _Step) -> object:
-        if isinstance(step, _Making):
-            attempt = step.attempt
-            if step.timeout == 0:
-                return attempt.made(attempt.ask())
-            clock, recheck = self._store.clock, attempt.recheck
-            return attempt.made(
-                acquire(self._hold_queues, step.key, clock, step.timeout, attempt.perform, recheck=recheck)
-            )
-        verb, offence = step
-        return self._store.standing(offence) if verb == "standing" else self._store.record_violation(offence)
+        if isinstance(step, StoreCall):
+            return call_store(step)
+        attempt = step.attempt
+        if step.timeout == 0:
+            return attempt.made(attempt.ask())
+        clock, recheck = self._store.clock, attempt.recheck
+        return attempt.made(acquire(self._hold_queues, step.key, clock, step.timeout, attempt.perform, recheck=recheck))
 
     async def _aperform_hold(self, step: _Step) -> object:
-        if isinstance(step, _Making):
-            attempt = step.attempt
-            if step.timeout == 0:
-                return await attempt.amade(await attempt.aask())
-            clock, recheck = self._store.clock, attempt.recheck
-            return await attempt.amade(
-                await aacquire(self._hold_queues, step.key, clock, step.timeout, attempt.aperform, recheck=recheck)
-            )
-        verb, offence = step
-        if verb == "standing":
-            return await self._store.astanding(offence)
-        return await self._store.arecord_violation(offence)
+        if isinstance(step, StoreCall):
+            return await acall_store(step)
+        attempt = step.attempt
+        if step.timeout == 0:
+            return await attempt.amade(await attempt.aask())
+        clock, recheck = self._store.clock, attempt.recheck
+        return await attempt.amade(
+            await aacquire(self._hold_queues, step.key, clock, step.timeout, attempt.aperform, recheck=recheck)
+        )
 
-    def _making(
+    def _make_hold(
         self,
         agent: str,
         costs: object,
@@ -162,7 +156,7 @@ class GateHolds(GateChanges):
         max_age: object,
     ) -> Flow[_Step, AccountHold]:
         template, taken = self._template(agent, costs, session, tool)
-        asks, accounts = template.asks, self._lookup.effective.accounts
+        asks, accounts, store = template.asks, self._lookup.effective.accounts, self._store
         if lease is None:
             lease = min(LEASE, accounts.max_lease)
         elif lease_of(lease) > accounts.max_lease * 1_000_000:
@@ -172,7 +166,7 @@ class GateHolds(GateChanges):
         offence = Offence(AGENTS, template.agent, self._lookup.backoff) if template.mode == "enforced" else None
         wait = NEVER if self._lookup.block_of(template.agent) is not None else 0
         if offence is not None and not wait and offence.backoff.enforce:
-            standing: Standing = yield "standing", offence
+            standing: Standing = yield StoreCall(store.standing, store.astanding, (offence,))
             wait = round(standing.wait_left * 1_000_000)
         if wait:
             hold = self._denied(template, made, store_id, wait)
@@ -192,10 +186,10 @@ class GateHolds(GateChanges):
                 make=AccountHold,
                 own_id=hold_id is None,
             )
-            hold = yield _Making(attempt, asks.path, timeout)
+            hold = yield _MakeHold(attempt, asks.path, timeout)
         violation: Violation | None = None
         if not hold and offence is not None and self._is_own(hold, bool(wait)):
-            violation = yield "violation", offence
+            violation = yield StoreCall(store.record_violation, store.arecord_violation, (offence,))
         return self._decided(hold, violation)
 
     def _template(
@@ -206,7 +200,7 @@ class GateHolds(GateChanges):
         if not isinstance(costs, Mapping):
             refuse("costs", 'costs by resource, such as {"tokens": 1200, "usd": "0.03"}', costs)
         named = tuple([effective.accounts.check_resource("cost", resource) for resource in costs])
-        rules = effective.agents.get(name) or NO_AGENT_RULES
+        rules = effective.rules_of(name)
         known, found = self._asks
         if known is not effective or len(found) >= _REMEMBERED:
             found = {}
@@ -221,7 +215,7 @@ class GateHolds(GateChanges):
         policy = self._lookup.policy
         shadow = policy.shadow or name in policy.shadow_agents
         mode = "exempt" if rules.exempt else "shadow" if shadow else "enforced"
-        return HoldTemplate(self._owner(), name, asks, of_session, mode), asks.costs_of(costs)
+        return HoldTemplate(self._hold_context(), name, asks, of_session, mode), asks.costs_of(costs)
 
     def _denied(self, template: HoldTemplate, asks: tuple[Ask, ...], store_id: str, wait: int) -> AccountHold:
         """A hold of an agent that is blocked, or came back before its advised wait was over."""
@@ -247,22 +241,22 @@ class GateHolds(GateChanges):
             self._emit(HoldChecked(hold.agent, hold.tool, bound.account, bound.resource, hold.decision))
             if violation is not None:
                 self._emit_violation(hold.agent, "hold", bound.resource, violation)
-        self._note_decisions(hold)
+        self._emit_alerts(hold)
         return hold
 
-    def _note_decisions(self, hold: AccountHold) -> None:
-        """Tell of budgets of accounts that are used up, or nearly."""
+    def _emit_alerts(self, hold: AccountHold) -> None:
+        """Emit an event for each budget of an account that is used up, or nearly."""
         if not self._listeners.get(AccountAlerted):
             return
         for row, decision in hold.limits():
             budget = row.limit
             if isinstance(budget, Budget) and row.path:
                 if share := _used_share(budget, decision):
-                    self._tell_low(hold.bound_of(row), budget, share, decision)
+                    self._emit_alert(hold.bound_of(row), budget, share, decision)
                 elif self._alerted:  # it is told again when it is used up once more
                     self._alerted.pop((hold.bound_of(row), budget.identity), None)
 
-    def _tell_low(self, bound: Bound, budget: Budget, share: float, decision: Decision) -> None:
+    def _emit_alert(self, bound: Bound, budget: Budget, share: float, decision: Decision) -> None:
         resets_at = None if budget.period is None else self._store.clock.wall() + decision.reset_after
         period = 0 if resets_at is None else round(resets_at / 60)
         key = (bound, budget.identity)
@@ -274,11 +268,11 @@ class GateHolds(GateChanges):
         self._alerted[key] = (share, period, budget)
         self._emit(AccountAlerted(*bound, share, str(budget), resets_at))
 
-    def _owner(self) -> GateOfHolds:
-        found = self._of_holds
+    def _hold_context(self) -> HoldContext:
+        found = self._context
         if found is None or found.low != self._lookup.low:
-            found = GateOfHolds(self._account_store, self._lookup.low, self._hold_queues.wake, self._note_decisions)
-            self._of_holds = found
+            found = HoldContext(self._account_store, self._lookup.low, self._hold_queues.wake, self._emit_alerts)
+            self._context = found
         return found
 
     @property
@@ -291,21 +285,21 @@ class GateHolds(GateChanges):
 
     def find_hold(self, agent: str, hold_id: str) -> AccountHold:
         """A hold of an agent that was made before, perhaps by another process; raises `UnknownHold`."""
-        return drive(self._finding(agent, hold_id), call_store)
+        return drive(self._find_hold(agent, hold_id), call_store)
 
     async def afind_hold(self, agent: str, hold_id: str) -> AccountHold:
-        return await adrive(self._finding(agent, hold_id), acall_store)
+        return await adrive(self._find_hold(agent, hold_id), acall_store)
 
-    def _finding(self, agent: object, hold_id: object) -> Flow[StoreCall, AccountHold]:
+    def _find_hold(self, agent: object, hold_id: object) -> Flow[StoreCall, AccountHold]:
         name, store, effective = check_agent(agent), self._account_store, self._lookup.effective
         store_id = _store_id(name, check_id(hold_id))
-        rules = effective.agents.get(name) or NO_AGENT_RULES
+        rules = effective.rules_of(name)
         for account in (rules.account, *rules.former):
             root = effective.accounts.root_of(effective.accounts.agent_path(account, name))
             listed: ListedHold | None = yield StoreCall(store.read_hold, store.aread_hold, (HOLDS, root, store_id))
             if listed is not None:
                 asks, session = restored_asks(listed.note, listed.shape)
-                template = HoldTemplate(self._owner(), name, asks, session, "enforced")
+                template = HoldTemplate(self._hold_context(), name, asks, session, "enforced")
                 made, called = asks.asks(asks.by_resource(listed.costs), session), self._store.clock.now()
                 answer: HoldAnswer = yield StoreCall(
                     store.find_hold, store.afind_hold, (made, self._lookup.low, store_id)
@@ -315,22 +309,23 @@ class GateHolds(GateChanges):
 
 
 def _used_share(budget: Budget, decision: Decision) -> float:
-    """The share of a budget that is used, as alerts tell it: 0.8; 1 if it also denies; 0 if it is less.
+    """The share of a budget that is used, as `alert_share` has it; 1 rather than 0.8 if it also denies.
 
     A denial alone says nothing: a cost that is too large is denied of a full budget, too.
     """
-    # In whole units first, which is quick, and rules most of them out.
-    if decision.remaining * 5 > budget.capacity + 1 or decision.left * 5 > budget.amount:
+    if decision.remaining * 5 > budget.capacity + 1:  # whole units are quick, and rule most budgets out
         return 0.0
-    return 1.0 if not decision or decision.left <= 0 else 0.8
+    share = alert_share(decision.left, budget.amount)
+    return 1.0 if share and not decision else share
 
 
 def call_store(call: StoreCall) -> Any:
     return call.method(*call.arguments)
 
 
-def acall_store(call: StoreCall) -> Any:
-    return call.twin(*call.arguments)
+def acall_store(call: StoreCall) -> Awaitable[Any]:
+    found: Awaitable[Any] = call.twin(*call.arguments)
+    return found
 
 
 def _store_id(agent: str, hold_id: str) -> str:

@@ -5,7 +5,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from headgate.gate.changes import Effective, effective, places_of
+from headgate.gate.changes import Effective, effective, limit_key, places_of
 from headgate.gate.policy import ChannelTier, Policy
 from headgate.gate.toml_text import limit_setting, toml_key, toml_value
 from headgate.limits.decision import Limit
@@ -137,7 +137,7 @@ def _override_path(agent: str, place: ChannelTier) -> str:
 
 def _account_path(edit: Edit) -> str:
     table, key = _ACCOUNT_PATHS[edit.kind]
-    resource, _, tool = edit.tier.partition("@")
+    resource, tool = limit_key(edit)
     return f"{table}.{toml_key(edit.agent)}.{key or (f'tools.{toml_key(tool)}.{resource}' if tool else resource)}"
 
 
@@ -160,14 +160,11 @@ def _limits_of_file(policy: Policy, current: Effective) -> Iterator[tuple[str, L
     if policy.gives(_SESSIONS):
         yield _SESSIONS, policy.session_limit, current.session_limit
     for agent, limits in policy.overrides.items():
-        rules = current.agents.get(agent)
+        own = current.rules_of(agent).overrides
         for place, limit in limits.items():
-            own = None if rules is None else rules.overrides.get(place)
-            yield _override_path(agent, place), limit, own or current.limits[place]
+            yield _override_path(agent, place), limit, own.get(place) or current.limits[place]
     for agent, limit in policy.session_overrides.items():
-        rules = current.agents.get(agent)
-        own = None if rules is None else rules.session
-        yield _session_path(agent), limit, own or current.session_limit
+        yield _session_path(agent), limit, current.rules_of(agent).session or current.session_limit
 
 
 def describe_overruled(before: Policy, policy: Policy, current: Effective) -> str:

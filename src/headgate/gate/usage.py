@@ -8,7 +8,8 @@ from decimal import Decimal
 from typing import Final, NamedTuple, TypeAlias
 
 from headgate.errors import refuse
-from headgate.gate.accounts import NO_ACCOUNT, Accounts, split_path
+from headgate.gate.accounts import NO_ACCOUNT, Accounts, path_prefixes, split_path
+from headgate.limits.units import amount_text
 
 PERIODS: Final = ("day", "month")
 RESOURCE: Final = "resource"
@@ -65,7 +66,6 @@ def usage_totals(rows: Iterable[Usage], groups: Sequence[str], accounts: Account
 
 
 def _value(group: str, accounts: Accounts) -> _Value:
-    level = accounts.agent_level
     if group == "day":
         return lambda row: row.day.isoformat()
     if group == "month":
@@ -77,20 +77,15 @@ def _value(group: str, accounts: Accounts) -> _Value:
     if group == "agent":
         return lambda row: split_path(row.account)[-1]
     if group == "account":
-        return lambda row: _account(row.account.split("/")[:level])
-    place = accounts.levels.index(group)
-    return lambda row: _at_level(row.account.split("/")[:level], place)
+        return lambda row: accounts.account_of(row.account)
+    level = accounts.levels.index(group)
+    return lambda row: _at_level(row.account, level)
 
 
-def _account(names: Sequence[str]) -> str:
-    """The path of an agent's account; "" if it has none."""
-    return "/".join([name for name in names if name != NO_ACCOUNT])
-
-
-def _at_level(names: Sequence[str], place: int) -> str:
-    """The path of the account at a level; "" if there is none."""
-    found = names[: place + 1]
-    return "" if len(found) <= place or NO_ACCOUNT in found else "/".join(found)
+def _at_level(path: str, level: int) -> str:
+    """The path of the account at a level above an agent; "" if there is none."""
+    found = path_prefixes(path)[: level + 1]
+    return "" if len(found) <= level or NO_ACCOUNT in found[level].split("/") else found[level]
 
 
 def usage_csv(groups: Sequence[str], totals: Iterable[UsageTotal]) -> str:
@@ -99,7 +94,7 @@ def usage_csv(groups: Sequence[str], totals: Iterable[UsageTotal]) -> str:
     writer = csv.writer(text)
     writer.writerow([*groups, "amount"])
     for one in totals:
-        writer.writerow([*map(_cell, one.group), format(one.amount, "f")])
+        writer.writerow([*map(_cell, one.group), amount_text(one.amount)])
     return text.getvalue()
 
 

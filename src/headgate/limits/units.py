@@ -1,6 +1,7 @@
 """Units of budgets: what an amount counts, and to how many decimals."""
 
 import re
+from decimal import Decimal
 from typing import Final
 
 from headgate.errors import refuse
@@ -34,3 +35,21 @@ def unit_of(unit: object) -> tuple[str, int]:
     if decimals != built_in:
         refuse("unit", f"'{name}', which has {built_in} decimals", unit)
     return name, built_in
+
+
+def in_units(amount: int, decimals: int) -> Decimal:
+    """An amount of smallest units in units.
+
+    >>> in_units(31_200, 6)
+    Decimal('0.031200')
+    """
+    return Decimal(amount).scaleb(-decimals)
+
+
+def amount_text(amount: Decimal) -> str:
+    """An amount in plain digits, which lose nothing in JSON or CSV: never with an exponent.
+
+    >>> amount_text(Decimal("1E-6"))
+    '0.000001'
+    """
+    return format(amount, "f")

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Final, NamedTuple
 
 from headgate.errors import HoldError, InvalidInput
-from headgate.gate.accounts import NO_ACCOUNT, Bound
+from headgate.gate.accounts import Bound, level_of, path_prefixes
 from headgate.gate.gate import Gate
 from headgate.gate.policy import Policy
 from headgate.limits.decision import Outcome, Violation
@@ -47,7 +47,7 @@ class AccountReplay:
         self.refused: Final[dict[str, int]] = {}
         """Holds that the policy can't count, such as those of an unknown resource, by reason."""
         self._gate: Final = Gate(policy, store=store)
-        self._level: Final = policy.accounts.agent_level
+        self._accounts: Final = policy.accounts
 
     def hold(self, agent: str, asked: LoggedHold) -> Violation | None:
         """Hold and settle; the violation, if it was one."""
@@ -78,9 +78,8 @@ class AccountReplay:
 
     def _count(self, bound: Bound | None) -> None:
         found = BACKOFF if bound is None else bound
-        names = found.account.split("/")
-        if len(names) > self._level + 1:
-            found = found._replace(account="/".join([*names[:-1], "*"]))
+        if level_of(found.account) > self._accounts.agent_level:
+            found = found._replace(account=f"{path_prefixes(found.account)[-2]}/*")
         if found not in self.denials and len(self.denials) >= MOST_BOUNDS:
             found = OTHERS
         self.denials[found] = self.denials.get(found, 0) + 1
@@ -93,9 +92,8 @@ class AccountReplay:
         first, today = self._gate.usage_days()
         totals: dict[tuple[str, str], Decimal] = {}
         for used in self._gate.usage(first, today):
-            names = [name for name in used.account.split("/")[: self._level] if name != NO_ACCOUNT]
-            for depth in range(len(names)) if names else (-1,):
-                key = "/".join(names[: depth + 1]), used.resource
+            for path in path_prefixes(self._accounts.account_of(used.account)):
+                key = path, used.resource
                 totals[key] = totals.get(key, Decimal(0)) + used.amount
         return first, dict(sorted(totals.items()))
 

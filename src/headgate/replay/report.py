@@ -10,6 +10,7 @@ from heapq import nsmallest
 from typing import Final, NamedTuple
 
 from headgate.gate.policy import Policy
+from headgate.limits.units import amount_text
 from headgate.replay.engine import DENIED, AgentStats, Counts, PolicyReplay
 from headgate.replay.formats import MalformedLine
 from headgate.replay.options import LogOptions
@@ -332,7 +333,7 @@ def _accounts_report(policy: PolicyReplay, first: int, worst: int) -> AccountsRe
     denials = nsmallest(worst, found.denials.items(), key=lambda one: (-one[1], one[0]))
     kept, spent = found.spent()
     begun = format_timestamp(first)[:10]
-    amounts = [AccountSpent(*key, format(amount, "f")) for key, amount in spent.items()]
+    amounts = [AccountSpent(*key, amount_text(amount)) for key, amount in spent.items()]
     return AccountsReport(
         holds=holds,
         granted=found.granted,

@@ -151,7 +151,7 @@ class Registry:
 
     async def _give(self, agent: str, grant: Grant) -> None:
         """Let a new agent, whose token nobody knows yet, belong to its account."""
-        edits = [] if grant.account is None else [changes.account(agent, grant.account)]
+        edits = [] if grant.account is None else [changes.agent_account(agent, grant.account)]
         if grant.plan is not None:
             edits.append(changes.agent_plan(agent, grant.plan))
         if self._gate is None or not edits:

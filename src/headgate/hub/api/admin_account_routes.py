@@ -1,38 +1,42 @@
-"""Admin routes: accounts, their limits and plans, the accounts of agents, and usage."""
+"""Admin routes: accounts, their limits and plans, the accounts of agents, and their holds."""
 
 from collections.abc import Callable, Iterator, Mapping
-from datetime import date
-from itertools import islice
+from functools import partial
 from typing import Annotated, Any, Final, TypeAlias
 
-from msgspec import UNSET, Meta, Struct, UnsetType, field, json
+from msgspec import UNSET, Meta, Struct, UnsetType, json
+from msgspec.structs import asdict
 
 from headgate.errors import refuse
-from headgate.gate import Gate, changes
+from headgate.gate import Gate
 from headgate.gate.account_holds import LimitStatus
 from headgate.gate.account_settings import limit_settings
-from headgate.gate.accounts import AccountLimit, Accounts, Resource, account_limit, is_within, split_path
-from headgate.gate.changes import account_limit_edit, account_plan, agent_plan, level_limit, plan_limit
+from headgate.gate.accounts import (
+    AccountLimit,
+    Accounts,
+    LimitKey,
+    is_within,
+    level_of,
+    parse_account_limit,
+    path_prefixes,
+    split_path,
+)
+from headgate.gate.changes import account_limit, account_plan, agent_account, agent_plan, level_limit, plan_limit
 from headgate.gate.gate_accounts import AccountStatus
 from headgate.gate.policy import check_agent
-from headgate.gate.usage import DEFAULT_GROUPS, UsageTotal, usage_csv, usage_groups
 from headgate.hub.agents.registry import Registry
 from headgate.hub.api.admin_limit_routes import LimitTexts
-from headgate.hub.api.hold_routes import HeldAnswer, written
-from headgate.hub.api.http import ApiResponse
+from headgate.hub.api.agent_routes import AccountPath, PlanName
+from headgate.hub.api.hold_routes import HoldEntry, LimitEntry, hold_entry, limit_entry
 from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.errors import RequestError
 from headgate.stores.base import Edit
 
-MAX_TOTALS: Final = 10_000
-"""Totals of usage in one answer."""
 _MOST_NAMES: Final = 1000  # agents or accounts below one that are listed with it
 _LONGEST_LIMIT: Final = 200
 _MOST_LIMITS: Final = 10
 _TOOLS: Final = "tools"
 _PLAN: Final = "plan"
-_MONTHS: Final = 13
-_CSV: Final = "text/csv; charset=utf-8"
 
 # Bodies and answers ---------------------------------------------------------------------------------------------------
 
@@ -50,27 +54,26 @@ def _table_schema(*, plan: bool) -> dict[str, Any]:
 
 
 NewAccount: TypeAlias = Annotated[
-    dict[str, Any],  # `_edits` reads it: the texts of msgspec don't name the resource
+    dict[str, Any],  # `_limits` reads it: the errors of msgspec don't name the resource
     Meta(description=f"{_LIMITS_ABOUT}; `plan`: its plan", extra_json_schema=_table_schema(plan=True)),
 ]
 NewAccountLimits: TypeAlias = Annotated[
     dict[str, Any], Meta(description=_LIMITS_ABOUT, extra_json_schema=_table_schema(plan=False))
 ]
-_Path: TypeAlias = Annotated[str, Meta(max_length=2000)]
 
 
 class NewAgentAccount(Body):
-    account: _Path | UnsetType | None = UNSET
+    account: AccountPath | UnsetType | None = UNSET
     """The path of an account, or "" for none; null: that of the policy."""
-    plan: Annotated[str, Meta(max_length=64)] | UnsetType | None = UNSET
+    plan: PlanName | UnsetType | None = UNSET
     """null: that of the policy."""
 
 
 class AccountsPage(Body):
     limit: Annotated[int, Meta(ge=1, le=100)] = 100
-    after: _Path = ""
+    after: AccountPath = ""
     """The path of the last account of the page before."""
-    within: _Path = ""
+    within: AccountPath = ""
     """An account: only itself and those below it."""
 
 
@@ -78,32 +81,11 @@ class HoldsPage(Body):
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100
 
 
-class UsageQuery(Body):
-    first: date | None = field(name="from", default=None)
-    """The first day; by default that of the oldest of 13 months."""
-    last: date | None = field(name="to", default=None)
-    """The last day; by default today."""
-    account: _Path = ""
-    by: Annotated[str, Meta(max_length=500)] = ",".join(DEFAULT_GROUPS)
-    """day or month; account or a level above the agents; agent; tool; resource; several with commas."""
-
-
-class AccountLimitStatus(Struct):
-    """A limit of an account, and what is left of it. Amounts are texts, to be exact."""
-
-    resource: str
-    tool: str
-    limit: str
+class AccountLimitStatus(LimitEntry, kw_only=True):
     source: str
     """Where it comes from: "account", "plan" or "level"."""
-    amount: str
-    spent: str
-    held: str
-    left: str
     used: float
     """The share that is spent or held."""
-    resets_after: float | None
-    """Seconds until all that was spent has come back; null if it never does by itself."""
 
 
 class AccountSummary(Struct):
@@ -157,22 +139,9 @@ class AgentAccount(Struct):
 
 
 class AccountHolds(Struct):
-    holds: list[HeldAnswer]
+    holds: list[HoldEntry]
     """Those that end first at the front."""
     more: bool
-
-
-class GroupTotal(Struct):
-    group: dict[str, str]
-    amount: str
-
-
-class UsageTotals(Struct):
-    first: date = field(name="from")
-    last: date = field(name="to")
-    zone: str
-    by: list[str]
-    totals: list[GroupTotal]
 
 
 # Accounts -------------------------------------------------------------------------------------------------------------
@@ -182,17 +151,22 @@ async def _accounts(call: Call, gate: Gate) -> AccountTree:
     query = call.query
     if query.within:
         gate.effective.accounts.check_account("within", query.within)
-    paths = sorted(gate.list_accounts(), key=_names)  # each before those below it
+    paths = sorted(gate.list_accounts(), key=_tree_order)
     wanted = [
         path
         for path in paths
         if (not query.within or is_within(path, query.within))
-        and (not query.after or _names(path) > _names(query.after))
+        and (not query.after or _tree_order(path) > _tree_order(query.after))
     ]
     page = wanted[: query.limit]
     agents = _agent_counts(gate)
     found = [_summary(gate, status, agents) for status in await gate.aaccounts(page)]
     return AccountTree(found, len(wanted) > len(page))
+
+
+def _tree_order(path: str) -> list[str]:
+    """Sorts an account before those below it, and these before its neighbours."""
+    return path.split("/")
 
 
 async def _one_account(call: Call, gate: Gate, registry: Registry) -> AccountDetail:
@@ -205,7 +179,7 @@ async def _one_account(call: Call, gate: Gate, registry: Registry) -> AccountDet
 async def _set_account(call: Call, gate: Gate, registry: Registry) -> ChangedAccount:
     path, accounts = call.parts["account"], gate.effective.accounts
     agent = _agent_of(accounts, path)
-    edits = [account_limit_edit(path, *one) for one in _limits(call.body, accounts, plan=True)]
+    edits = [account_limit(path, *one) for one in _limits(call.body, accounts, plan=True)]
     if _PLAN in call.body:
         plan = call.body[_PLAN]
         if plan is not None:
@@ -220,15 +194,12 @@ async def _set_account(call: Call, gate: Gate, registry: Registry) -> ChangedAcc
 async def _reset_account(call: Call, gate: Gate, registry: Registry) -> ChangedAccount:
     path, effective = call.parts["account"], gate.effective
     agent, policy = _agent_of(effective.accounts, path), gate.policy
-    own, filed = effective.accounts.at.get(path), policy.accounts.at.get(path)
-    edits = []
-    if own is not None:
-        changed = _changed_limits(own.limits, {} if filed is None else filed.limits)
-        edits = [account_limit_edit(path, resource, None, tool or None) for resource, tool in changed]
-        if own.plan != ("" if filed is None else filed.plan):
-            edits.append(account_plan(path, None))
-    rules = None if agent is None else effective.agents.get(agent)
-    if agent is not None and rules is not None and rules.plan != policy.agent_plans.get(agent, ""):
+    own, filed = effective.accounts.rules_of(path), policy.accounts.rules_of(path)
+    changed = _changed_limits(own.limits, filed.limits)
+    edits = [account_limit(path, resource, None, tool) for resource, tool in changed]
+    if own.plan != filed.plan:
+        edits.append(account_plan(path, None))
+    if agent is not None and effective.rules_of(agent).plan != policy.agent_plans.get(agent, ""):
         edits.append(agent_plan(agent, None))
     return await _changed(call, gate, registry, path, edits)
 
@@ -245,28 +216,22 @@ async def _changed(call: Call, gate: Gate, registry: Registry, path: str, edits:
 async def _detail(gate: Gate, registry: Registry, path: str) -> dict[str, Any]:
     accounts = gate.effective.accounts
     summary = _summary(gate, await gate.aaccount(path), _agent_counts(gate))
-    below = [
-        one for one in gate.list_accounts() if one.startswith(f"{path}/") and one.count("/") == path.count("/") + 1
-    ]
+    below = [one for one in gate.list_accounts() if is_within(one, path) and level_of(one) == level_of(path) + 1]
     members = sorted([agent for agent, rules in gate.effective.agents.items() if rules.account == path])
-    agent = split_path(path)[accounts.agent_level] if path.count("/") >= accounts.agent_level else None
+    agent = split_path(path)[accounts.agent_level] if level_of(path) >= accounts.agent_level else None
     registered = None if agent is None else await registry.find(agent) is not None
     return {
-        **{name: getattr(summary, name) for name in summary.__struct_fields__},
+        **asdict(summary),
         "accounts": below[:_MOST_NAMES],
         "members": members[:_MOST_NAMES],
         "registered": registered,
     }
 
 
-def _names(path: str) -> list[str]:
-    return path.split("/")
-
-
 def _agent_of(accounts: Accounts, path: str) -> str | None:
     """The agent of a path that is to be changed; None for an account above the agents."""
     accounts.check_path("account", path)
-    if path.count("/") < accounts.agent_level:
+    if level_of(path) < accounts.agent_level:
         accounts.check_account("account", path)
         return None
     return check_agent(split_path(path)[-1])
@@ -285,39 +250,25 @@ def _agent_counts(gate: Gate) -> dict[str, int]:
     """How many agents belong to each account, or to one below it."""
     counts: dict[str, int] = {}
     for account in [rules.account for _, rules in gate.effective.agents.items() if rules.account]:
-        names = _names(account)
-        for depth in range(len(names)):
-            path = "/".join(names[: depth + 1])
+        for path in path_prefixes(account):
             counts[path] = counts.get(path, 0) + 1
     return counts
 
 
 def _summary(gate: Gate, status: AccountStatus, agents: dict[str, int]) -> AccountSummary:
     accounts = gate.effective.accounts
-    own = accounts.at.get(status.path)
-    limited = {} if own is None else own.limits
+    limited = accounts.rules_of(status.path).limits
     planned = accounts.plans.get(status.plan, {})
 
-    def source(resource: Resource) -> str:
-        return "account" if resource in limited else "plan" if resource in planned else "level"
+    def source(key: LimitKey) -> str:
+        return "account" if key in limited else "plan" if key in planned else "level"
 
     limits = [_limit_status(one, source((one.resource, one.tool))) for one in status.limits]
     return AccountSummary(status.path, status.level, status.plan, agents.get(status.path, 0), limits)
 
 
 def _limit_status(one: LimitStatus, source: str) -> AccountLimitStatus:
-    return AccountLimitStatus(
-        resource=one.resource,
-        tool=one.tool,
-        limit=one.limit,
-        source=source,
-        amount=written(one.amount),
-        spent=written(one.spent),
-        held=written(one.held),
-        left=written(one.left),
-        used=one.used,
-        resets_after=one.resets_after,
-    )
+    return AccountLimitStatus(**asdict(limit_entry(one)), source=source, used=one.used)
 
 
 # Limits in a body -----------------------------------------------------------------------------------------------------
@@ -354,12 +305,12 @@ def _text(where: str, resource: str, given: Any, accounts: Accounts) -> str:
         refuse(where, f"a limit such as '500/calendar month', a list of 1 to {_MOST_LIMITS}, or null", given)
     if any([len(text) > _LONGEST_LIMIT for text in texts]):
         refuse(where, f"at most {_LONGEST_LIMIT} characters for a limit", given)
-    return account_limit(where, resource, texts, accounts.units).text
+    return parse_account_limit(where, resource, texts, accounts.units).text
 
 
-def _changed_limits(limits: Mapping[Resource, AccountLimit], filed: Mapping[Resource, AccountLimit]) -> list[Resource]:
+def _changed_limits(limits: Mapping[LimitKey, AccountLimit], filed: Mapping[LimitKey, AccountLimit]) -> list[LimitKey]:
     """What differs from the policy."""
-    return [resource for resource, limit in limits.items() if filed.get(resource) != limit]
+    return [key for key, limit in limits.items() if filed.get(key) != limit]
 
 
 def _expect_edits(edits: list[Edit]) -> None:
@@ -385,15 +336,13 @@ async def _defaults(_call: Call, gate: Gate) -> AccountDefaults:
 
 
 async def _set_level(call: Call, gate: Gate) -> AccountDefaults:
-    accounts = gate.effective.accounts
-    level = accounts.check_level("level", call.parts["level"])
-    return await _set_defaults(call, gate, lambda *one: level_limit(level, *one))
+    level = gate.effective.accounts.check_level("level", call.parts["level"])
+    return await _set_defaults(call, gate, partial(level_limit, level))
 
 
 async def _set_plan(call: Call, gate: Gate) -> AccountDefaults:
-    accounts = gate.effective.accounts
-    plan = accounts.check_plan("plan", call.parts["plan"])
-    return await _set_defaults(call, gate, lambda *one: plan_limit(plan, *one))
+    plan = gate.effective.accounts.check_plan("plan", call.parts["plan"])
+    return await _set_defaults(call, gate, partial(plan_limit, plan))
 
 
 async def _set_defaults(call: Call, gate: Gate, edit: Callable[..., Edit]) -> AccountDefaults:
@@ -406,18 +355,21 @@ async def _set_defaults(call: Call, gate: Gate, edit: Callable[..., Edit]) -> Ac
 async def _reset_level(call: Call, gate: Gate) -> AccountDefaults:
     accounts = gate.effective.accounts
     level = accounts.check_level("level", call.parts["level"])
-    changed = _changed_limits(accounts.defaults.get(level, {}), gate.policy.accounts.defaults.get(level, {}))
-    edits = [level_limit(level, resource, None, tool) for resource, tool in changed]
-    await gate.achange(edits, by=call.by)
-    return await _defaults(call, gate)
+    own, filed = accounts.defaults.get(level, {}), gate.policy.accounts.defaults.get(level, {})
+    return await _reset_defaults(call, gate, partial(level_limit, level), _changed_limits(own, filed))
 
 
 async def _reset_plan(call: Call, gate: Gate) -> AccountDefaults:
     accounts = gate.effective.accounts
     plan = accounts.check_plan("plan", call.parts["plan"])
     changed = _changed_limits(accounts.plans[plan], gate.policy.accounts.plans[plan])
-    edits = [plan_limit(plan, resource, None, tool) for resource, tool in changed]
-    await gate.achange(edits, by=call.by)
+    return await _reset_defaults(call, gate, partial(plan_limit, plan), changed)
+
+
+async def _reset_defaults(
+    call: Call, gate: Gate, edit: Callable[..., Edit], changed: list[LimitKey]
+) -> AccountDefaults:
+    await gate.achange([edit(resource, None, tool) for resource, tool in changed], by=call.by)
     return await _defaults(call, gate)
 
 
@@ -432,7 +384,7 @@ async def _set_agent(call: Call, gate: Gate, registry: Registry) -> AgentAccount
         path = body.account
         if path:
             known = accounts.check_account("account", path) in gate.list_accounts()
-        edits.append(changes.account(agent, path))
+        edits.append(agent_account(agent, path))
     if body.plan is not UNSET:
         if body.plan is not None:
             accounts.check_plan("plan", body.plan)
@@ -440,57 +392,17 @@ async def _set_agent(call: Call, gate: Gate, registry: Registry) -> AgentAccount
     if not edits:
         raise RequestError(400, "invalid", "body: expected an account or a plan, got neither")
     await gate.achange(edits, by=call.by)
-    rules = gate.effective.agents.get(agent)
-    of, plan = ("", "") if rules is None else (rules.account, rules.plan)
-    return AgentAccount(agent, gate.path_of(agent), of, plan, registered, known)
+    rules = gate.effective.rules_of(agent)
+    return AgentAccount(agent, gate.path_of(agent), rules.account, rules.plan, registered, known)
 
 
-# Holds and usage ------------------------------------------------------------------------------------------------------
+# Holds ----------------------------------------------------------------------------------------------------------------
 
 
 async def _holds(call: Call, gate: Gate) -> AccountHolds:
     limit = call.query.limit
     found = await gate.alist_holds(call.parts["account"], limit + 1)
-    holds = []
-    for one in islice(found, limit):
-        costs = {resource: written(amount) for resource, amount in one.costs.items()}
-        holds.append(
-            HeldAnswer(one.id, one.agent, one.account, one.session, one.tool, one.state, costs, one.lease_left)
-        )
-    return AccountHolds(holds, len(found) > limit)
-
-
-async def _usage(call: Call, gate: Gate) -> UsageTotals:
-    first, last, by, totals = await _totals(call, gate)
-    found = [GroupTotal(dict(zip(by, one.group, strict=True)), written(one.amount)) for one in totals]
-    return UsageTotals(first, last, gate.effective.accounts.zone, list(by), found)
-
-
-async def _usage_csv(call: Call, gate: Gate) -> ApiResponse:
-    _, _, by, totals = await _totals(call, gate)
-    name = [(b"content-disposition", b'attachment; filename="usage.csv"')]
-    return ApiResponse(200, usage_csv(by, totals).encode(), name, _CSV)
-
-
-async def _totals(call: Call, gate: Gate) -> tuple[date, date, tuple[str, ...], list[UsageTotal]]:
-    query, accounts = call.query, gate.effective.accounts
-    kept, today = gate.usage_days()
-    month = today.year * 12 + today.month - _MONTHS
-    first = max(date(month // 12, month % 12 + 1, 1), kept) if query.first is None else query.first
-    last = max(today, first) if query.last is None else query.last
-    by = usage_groups(query.by.split(","), accounts)
-    if not kept <= first <= last:
-        refuse("from", f"a day from {kept}, the first that is kept, to {last}", str(first))
-    if last.year > today.year + 1:
-        refuse("to", f"a day up to the end of {today.year + 1}", str(last))
-    totals = await gate.ausage_totals(first, last, query.account or None, by)
-    if len(totals) > MAX_TOTALS:
-        refuse(
-            "usage",
-            f"at most {MAX_TOTALS:,} totals: choose an account, fewer days, or fewer groups",
-            f"{len(totals):,}",
-        )
-    return first, last, by, totals
+    return AccountHolds([hold_entry(hold) for hold in found[:limit]], len(found) > limit)
 
 
 _ACCOUNTS: Final = "/api/admin/accounts"
@@ -538,13 +450,5 @@ ROUTES: Final = (
     Route(
         "PUT", "/api/admin/agents/{agent}/account", "admin", Who.ADMIN, _set_agent, AgentAccount,
         "move an agent to an account, or give it a plan", body=NewAgentAccount,
-    ),
-    Route(
-        "GET", "/api/admin/usage", "admin", Who.ADMIN, _usage, UsageTotals,
-        "what was used, added up by resource and other groups", query=UsageQuery,
-    ),
-    Route(
-        "GET", "/api/admin/usage.csv", "admin", Who.ADMIN, _usage_csv, str, "the same as CSV", query=UsageQuery,
-        media=_CSV,
     ),
 )  # fmt: skip

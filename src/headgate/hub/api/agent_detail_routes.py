@@ -11,8 +11,9 @@ from headgate.gate import Gate
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import Registry
 from headgate.hub.api.admin_limit_routes import Limits, by_channel
+from headgate.hub.api.hold_routes import cost_texts
 from headgate.hub.api.routing import Call, Route, Who
-from headgate.hub.dashboard.accounts import AccountLimit, limit_card
+from headgate.hub.dashboard.accounts import LimitCard, limit_card
 from headgate.hub.dashboard.cards import AgentCard, Cards, Usage, sees_accounts, used_share
 from headgate.hub.errors import RequestError
 from headgate.hub.messages.sessions import SessionLog
@@ -89,7 +90,7 @@ class AgentDetail(AgentCard, kw_only=True):
     tasks: AgentTasks
     account: str
     """Its path: the accounts that it belongs to, and its name. Only admins see accounts: others get ""."""
-    account_limits: list[AccountLimit]
+    account_limits: list[LimitCard]
     """Every limit of an account that a hold of the agent meets, from the top account down to its own."""
     holds: list[AgentHold]
     """Its open holds, those that end first at the front: at most 50."""
@@ -140,7 +141,7 @@ async def _agent(
     )
 
 
-async def _accounts(gate: Gate, agent: str) -> tuple[list[AccountLimit], list[AgentHold]]:
+async def _accounts(gate: Gate, agent: str) -> tuple[list[LimitCard], list[AgentHold]]:
     """The limits of the accounts that an agent belongs to, and its holds; none if the store can't tell."""
     if not isinstance(gate.store, AccountStore):
         return [], []
@@ -155,7 +156,7 @@ async def _accounts(gate: Gate, agent: str) -> tuple[list[AccountLimit], list[Ag
             hold.session,
             hold.tool,
             "open" if hold.state == "open" else "expired",
-            {resource: f"{cost:f}" for resource, cost in hold.costs.items()},
+            cost_texts(hold.costs),
             round(hold.lease_left, 3),
         )
         for hold in listed

@@ -30,15 +30,15 @@ from headgate.hub.tasks.task import Task, TaskSummary
 # Bodies and answers ---------------------------------------------------------------------------------------------------
 
 
-AccountPath: TypeAlias = Annotated[str, Meta(max_length=1024, description="such as acme/search; empty for none")]
-PlanName: TypeAlias = Annotated[str, Meta(max_length=128)]
+AccountPath: TypeAlias = Annotated[str, Meta(max_length=2000, description="such as acme/search")]
+PlanName: TypeAlias = Annotated[str, Meta(max_length=64)]
 
 
 class Register(Body):
     agent_id: AgentId
     invitation: Token | None = None
     account: AccountPath | None = None
-    """For admins: the account that it belongs to."""
+    """For admins: the account that it belongs to, "" for none; null: that of the policy."""
     plan: PlanName | None = None
     """For admins."""
 

@@ -24,6 +24,7 @@ from headgate.hub.errors import BLOCKED_BY_OPERATOR, RequestError
 from headgate.hub.sockets.frames import AgentId
 from headgate.limits.decision import Decision
 from headgate.limits.numbers import LARGEST
+from headgate.limits.units import amount_text
 
 MAX_TIMEOUT: Final = 30
 """Seconds for which the hub lets a hold wait."""
@@ -106,7 +107,7 @@ class HoldBound(Struct):
     tool: str
 
 
-class HoldAnswer(Struct):
+class HoldDetail(Struct):
     id: str
     agent: str
     account: str
@@ -133,7 +134,9 @@ class HoldDenied(DeniedBody):
     tool: str = ""
 
 
-class LimitAnswer(Struct):
+class LimitEntry(Struct):
+    """A limit of an account, and what is left of it. Amounts are texts, to be exact."""
+
     resource: str
     tool: str
     limit: str
@@ -145,7 +148,9 @@ class LimitAnswer(Struct):
     """Seconds until all that was spent has come back; null if it never does by itself."""
 
 
-class HeldAnswer(Struct):
+class HoldEntry(Struct):
+    """A hold in a list."""
+
     id: str
     agent: str
     account: str
@@ -156,12 +161,14 @@ class HeldAnswer(Struct):
     lease_left: float
 
 
-class AccountAnswer(Struct):
+class CallerAccount(Struct):
+    """An account as a program sees it."""
+
     path: str
     level: str
     plan: str
-    limits: list[LimitAnswer]
-    holds: list[HeldAnswer]
+    limits: list[LimitEntry]
+    holds: list[HoldEntry]
     """An agent is shown its own."""
 
 
@@ -179,31 +186,27 @@ def _read_amount(where: str, amount: str | float) -> int | str:
     number = Decimal(amount if isinstance(amount, str) else repr(amount))
     if isinstance(amount, float) and len(number.normalize().as_tuple().digits) > _EXACT_DIGITS:
         refuse(where, f"a text such as '0.0312', or a number of at most {_EXACT_DIGITS} digits, to be exact", amount)
-    return int(number) if number == number.to_integral_value() else written(number)
+    return int(number) if number == number.to_integral_value() else amount_text(number)
 
 
-def written(amount: Decimal) -> str:
-    """An amount without an exponent."""
-    return format(amount, "f")
-
-
-def _written_costs(costs: Mapping[str, Decimal]) -> dict[str, str]:
-    return {resource: written(amount) for resource, amount in costs.items()}
+def cost_texts(costs: Mapping[str, Decimal]) -> dict[str, str]:
+    """Costs by resource, for JSON."""
+    return {resource: amount_text(amount) for resource, amount in costs.items()}
 
 
 # Answers --------------------------------------------------------------------------------------------------------------
 
 
-def _answer(hold: AccountHold) -> HoldAnswer:
+def _answer(hold: AccountHold) -> HoldDetail:
     decision, bound = hold.decision, hold.bound
-    return HoldAnswer(
+    return HoldDetail(
         hold.id,
         hold.agent,
         hold.account,
         hold.session,
         hold.tool,
         hold.state,
-        _written_costs(hold.costs),
+        cost_texts(hold.costs),
         hold.lease_left,
         decision.outcome.value,
         None if bound is None else HoldBound(*bound),
@@ -223,14 +226,14 @@ def _denial(gate: Gate, hold: AccountHold, decision: Decision) -> ApiResponse:
     return ApiResponse(told.status, told.encode(), headers, PROBLEM_JSON)
 
 
-def _limit(status: LimitStatus) -> LimitAnswer:
-    amount, spent, held, left = map(written, (status.amount, status.spent, status.held, status.left))
-    return LimitAnswer(status.resource, status.tool, status.limit, amount, spent, held, left, status.resets_after)
+def limit_entry(status: LimitStatus) -> LimitEntry:
+    amount, spent, held, left = map(amount_text, (status.amount, status.spent, status.held, status.left))
+    return LimitEntry(status.resource, status.tool, status.limit, amount, spent, held, left, status.resets_after)
 
 
-def _held(hold: AccountHoldSummary) -> HeldAnswer:
+def hold_entry(hold: AccountHoldSummary) -> HoldEntry:
     who = hold.id, hold.agent, hold.account, hold.session, hold.tool, hold.state
-    return HeldAnswer(*who, _written_costs(hold.costs), hold.lease_left)
+    return HoldEntry(*who, cost_texts(hold.costs), hold.lease_left)
 
 
 # Handlers -------------------------------------------------------------------------------------------------------------
@@ -255,7 +258,7 @@ def _check_lease(gate: Gate, lease: float | None) -> None:
         refuse("lease", f"at most {most:g} seconds (accounts.max_lease)", lease)
 
 
-async def _hold(call: Call, gate: Gate) -> HoldAnswer | ApiResponse:
+async def _hold(call: Call, gate: Gate) -> HoldDetail | ApiResponse:
     body: NewHold = call.body
     agent, costs = _agent(call, body.agent), read_costs(body.costs)
     hold = await gate.ahold(
@@ -274,11 +277,11 @@ async def _find(call: Call, gate: Gate) -> AccountHold:
     return await gate.afind_hold(_agent(call, call.query.agent), call.parts["id"])
 
 
-async def _get(call: Call, gate: Gate) -> HoldAnswer:
+async def _get(call: Call, gate: Gate) -> HoldDetail:
     return _answer(await _find(call, gate))
 
 
-async def _settle(call: Call, gate: Gate) -> HoldAnswer:
+async def _settle(call: Call, gate: Gate) -> HoldDetail:
     body: Settlement = call.body
     costs = None if body.costs is None else read_costs(body.costs)
     hold = await _find(call, gate)
@@ -286,7 +289,7 @@ async def _settle(call: Call, gate: Gate) -> HoldAnswer:
     return _answer(hold)
 
 
-async def _extend(call: Call, gate: Gate) -> HoldAnswer | ApiResponse:
+async def _extend(call: Call, gate: Gate) -> HoldDetail | ApiResponse:
     body: Extension = call.body
     if body.costs is not None and body.total is not None:
         refuse("body", "costs to be added, or the total", "both")
@@ -301,22 +304,22 @@ async def _extend(call: Call, gate: Gate) -> HoldAnswer | ApiResponse:
         return _answer(hold)
     before = hold.costs
     if total is not None:
-        more = {one: str(max(Decimal(cost) - before.get(one, 0), Decimal(0))) for one, cost in total.items()}
-        more = {one: _read_amount(f"total.{one}", cost) for one, cost in more.items()}
+        missing = {one: max(Decimal(cost) - before.get(one, 0), Decimal(0)) for one, cost in total.items()}
+        more = read_costs(cost_texts(missing))
     decision = await hold.aextend(more, lease=body.lease)
     if not decision and hold.costs == before:  # else it is counted and never denied
         return _denial(gate, hold, decision)
     return _answer(hold)
 
 
-async def _cancel(call: Call, gate: Gate) -> HoldAnswer:
+async def _cancel(call: Call, gate: Gate) -> HoldDetail:
     hold = await _find(call, gate)
     await hold.acancel()
     return _answer(hold)
 
 
-async def _account(call: Call, gate: Gate) -> AccountAnswer:
-    path, listed = call.parts["path"], call.parts["path"]
+async def _account(call: Call, gate: Gate) -> CallerAccount:
+    path = listed = call.parts["path"]
     if not call.admin:
         own = gate.path_of(call.agent)
         above = is_within(own, path) and NO_ACCOUNT not in split_path(path)
@@ -326,34 +329,34 @@ async def _account(call: Call, gate: Gate) -> AccountAnswer:
     account = await gate.aaccount(path)
     count = call.query.holds
     holds = await gate.alist_holds(listed, count) if count else []
-    limits = [_limit(limit) for limit in account.limits]
-    return AccountAnswer(account.path, account.level, account.plan, limits, [_held(hold) for hold in holds])
+    limits = [limit_entry(limit) for limit in account.limits]
+    return CallerAccount(account.path, account.level, account.plan, limits, [hold_entry(hold) for hold in holds])
 
 
 _PATH: Final = "/v1/holds/{id}"
 ROUTES: Final = (
     Route(
-        "POST", "/v1/holds", "post_hold", Who.PROGRAM, _hold, HoldAnswer,
+        "POST", "/v1/holds", "post_hold", Who.PROGRAM, _hold, HoldDetail,
         "reserve on all accounts above an agent, or nowhere", body=NewHold, status=201, denial=HoldDenied,
     ),
     Route(
-        "GET", _PATH, "get_hold", Who.PROGRAM, _get, HoldAnswer, "a hold of the caller", query=ForAgent,
+        "GET", _PATH, "get_hold", Who.PROGRAM, _get, HoldDetail, "a hold of the caller", query=ForAgent,
         denial=HoldDenied,
     ),
     Route(
-        "POST", f"{_PATH}/settle", "post_hold_settle", Who.PROGRAM, _settle, HoldAnswer,
+        "POST", f"{_PATH}/settle", "post_hold_settle", Who.PROGRAM, _settle, HoldDetail,
         "end a hold, and count what was used", body=Settlement, query=ForAgent, denial=HoldDenied, body_required=False,
     ),
     Route(
-        "POST", f"{_PATH}/extend", "post_hold_extend", Who.PROGRAM, _extend, HoldAnswer,
+        "POST", f"{_PATH}/extend", "post_hold_extend", Who.PROGRAM, _extend, HoldDetail,
         "reserve more, or let the lease end later", body=Extension, query=ForAgent, denial=HoldDenied,
     ),
     Route(
-        "POST", f"{_PATH}/cancel", "post_hold_cancel", Who.PROGRAM, _cancel, HoldAnswer,
+        "POST", f"{_PATH}/cancel", "post_hold_cancel", Who.PROGRAM, _cancel, HoldDetail,
         "end a hold, and give back all that it has reserved", query=ForAgent, denial=HoldDenied,
     ),
     Route(
-        "GET", "/v1/accounts/{path}", "get_account", Who.PROGRAM, _account, AccountAnswer,
+        "GET", "/v1/accounts/{path}", "get_account", Who.PROGRAM, _account, CallerAccount,
         "an account on the caller's path: its limits, and what is spent, held and left", query=AccountQuery,
     ),
 )  # fmt: skip

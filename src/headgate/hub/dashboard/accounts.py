@@ -18,8 +18,10 @@ from headgate.errors import HeadgateError, InvalidInput
 from headgate.events import Event, HoldChecked
 from headgate.gate import Gate
 from headgate.gate.account_holds import LimitStatus
+from headgate.gate.accounts import path_prefixes
 from headgate.gate.gate_accounts import AccountStatus
 from headgate.limits.clock import Clock
+from headgate.limits.units import amount_text
 from headgate.stores.holds import AccountStore
 
 MAX_ACCOUNTS: Final = 500
@@ -39,7 +41,7 @@ _SAME_MOMENT: Final = 1.5  # seconds by which one moment may be off
 _log = structlog.get_logger("headgate.hub")
 
 
-class AccountLimit(Struct, frozen=True):
+class LimitCard(Struct, frozen=True):
     """One limit of an account. Amounts are texts, so that no decimal is lost."""
 
     account: str
@@ -67,25 +69,25 @@ class AccountCard(Struct, frozen=True):
     plan: str
     used: float
     """Of the limit of which the largest share is used."""
-    limits: list[AccountLimit]
+    limits: list[LimitCard]
     """The one of which the largest share is used comes first; at most 20."""
     more_limits: int
     """The number of its limits that aren't listed."""
 
 
-def limit_card(status: LimitStatus, wall: float) -> AccountLimit:
+def limit_card(status: LimitStatus, wall: float) -> LimitCard:
     """A limit as it is shown."""
     after = status.resets_after
-    return AccountLimit(
+    return LimitCard(
         account=status.account,
         level=status.level,
         resource=status.resource,
         tool=status.tool,
         limit=status.limit,
-        amount=f"{status.amount:f}",
-        spent=f"{status.spent:f}",
-        held=f"{status.held:f}",
-        left=f"{status.left:f}",
+        amount=amount_text(status.amount),
+        spent=amount_text(status.spent),
+        held=amount_text(status.held),
+        left=amount_text(status.left),
         used=round(min(max(status.used, 0.0), 1.0), 4),
         resets_at=round(wall + after) if after else None,
     )
@@ -114,7 +116,7 @@ def _same(one: AccountCard, other: AccountCard) -> bool:
     )
 
 
-def _without_moment(limit: AccountLimit) -> tuple[object, ...]:
+def _without_moment(limit: LimitCard) -> tuple[object, ...]:
     return (limit.account, limit.resource, limit.tool, limit.limit, limit.spent, limit.held, limit.left)
 
 
@@ -143,8 +145,7 @@ class AccountReader:
         worst = nsmallest(MAX_ACCOUNTS, self._cards.values(), key=lambda card: (-card.used, card.path))
         found: dict[str, AccountCard] = {}
         for card in worst:
-            names = card.path.split("/")
-            line = [self._cards.get("/".join(names[: depth + 1])) for depth in range(len(names))]
+            line = [self._cards.get(path) for path in path_prefixes(card.path)]
             missing = {one.path: one for one in line if one is not None and one.path not in found}
             if len(found) + len(missing) > MAX_ACCOUNTS:
                 break
@@ -224,8 +225,7 @@ class AccountReader:
         """The accounts to read: those above agents with new holds, then those that were read longest ago."""
         touched: dict[str, None] = {}
         for agent in list(self._touched):
-            names = self._gate.path_of(agent).split("/")[:-1]
-            touched |= dict.fromkeys(["/".join(names[: depth + 1]) for depth in range(len(names))])
+            touched |= dict.fromkeys(path_prefixes(self._gate.path_of(agent))[:-1])
         self._touched.clear()
         due = dict.fromkeys([path for path in touched if path in self._read_at][: MAX_READ // 2])
         for path in self._read_at:

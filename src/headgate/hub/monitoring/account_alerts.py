@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from decimal import Decimal
 from math import ceil
 from typing import Final, Literal, TypeAlias
 from uuid import uuid4
@@ -25,22 +24,20 @@ from msgspec.structs import replace
 from headgate.errors import HeadgateError, InvalidInput, StoreAway
 from headgate.events import AccountAlerted
 from headgate.gate import Gate
-from headgate.gate.account_holds import LimitStatus
+from headgate.gate.account_holds import ALERT_SHARES, LimitStatus, alert_share
+from headgate.hub.monitoring.alert_base import AlertStore, AlertWorker, RecentAlerts, StoreOutcome
 from headgate.hub.timer import Timer
 from headgate.limits.clock import Clock
 from headgate.limits.notation import parse
-from headgate.stores.base import LAST_MOMENT, AlertOutcome, SharedAlerts
+from headgate.stores.base import LAST_MOMENT, SharedAlerts
 
 AccountAlertEvent: TypeAlias = Literal["account_alert.raised", "account_alert.resolved"]
 
 MAX_ACCOUNT_ALERTS: Final = 500
 """Alerts of accounts that are open at the same time, so that there is room in the store for those of agents."""
-SHARES: Final = (0.8, 1.0)
 MARK: Final = "\t"
 """Starts the name under which an alert is stored. No agent has such a name."""
 
-_MAX_RECENT: Final = 50  # alerts that are shown
-_INTERVAL: Final = 1.0  # seconds between two comparisons with the store
 _RECHECK: Final = 30_000_000  # microseconds between two looks at the budgets of open alerts
 _ROUNDED: Final = 0.001  # seconds by which a moment may be off
 _TRIES: Final = 3
@@ -92,21 +89,21 @@ class AccountAlerts:
         shared: SharedAlerts | None = None,
         away: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._gate, self._clock, self._send, self._shared, self._away = gate, clock, send, shared, away
-        self.raised: Final[Counter[float]] = Counter(dict.fromkeys(SHARES, 0))
+        self._gate, self._clock, self._send = gate, clock, send
+        self._store: Final = AlertStore(shared, away)
+        self.raised: Final[Counter[float]] = Counter(dict.fromkeys(ALERT_SHARES, 0))
         """The number of times that this hub raised an alert, by share."""
         self.resolved = 0
         """The number of alerts that this hub resolved."""
         self._open: Final[dict[str, _OpenAlert]] = {}  # by the name under which they are stored
-        self._recent: Final[dict[str, AccountAlert]] = {}
+        self._recent: Final[RecentAlerts[AccountAlert]] = RecentAlerts()
         self._events: Final[deque[AccountAlerted]] = deque()
         self._due = False  # whether to look at the budgets of open alerts
-        self._wake: Final = asyncio.Event()
-        self._next_comparison = 0.0
         self._too_many = False
         self._timer: Timer | None = None
-        self._loop: Final = asyncio.get_running_loop()
-        self._worker: asyncio.Task[None] | None = None
+        self._worker: Final = AlertWorker(
+            self._work, timed=self._store.is_shared, failure="an alert of an account failed"
+        )
 
     @property
     def open(self) -> int:
@@ -115,56 +112,39 @@ class AccountAlerts:
 
     def recent(self) -> list[AccountAlert]:
         """The newest alerts, open or resolved, newest first."""
-        return list(reversed(self._recent.values()))
+        return self._recent.newest_first()
 
     def known(self) -> list[AccountAlert]:
         """All open alerts and the newest resolved ones, newest first."""
-        found = self._recent | {entry.alert.alert_id: entry.alert for entry in self._open.values()}
-        return sorted(found.values(), key=lambda alert: -alert.raised_at)
+        return self._recent.with_open([entry.alert for entry in self._open.values()])
 
     def on_alert(self, event: AccountAlerted) -> None:
         """Raise an alert soon. May be called in any thread."""
         if len(self._events) < 2 * MAX_ACCOUNT_ALERTS:  # otherwise it is not opened
             self._events.append(event)
-            self._loop.call_soon_threadsafe(self._wake.set)
+            self._worker.wake_from_thread()
 
     def recheck(self) -> None:
         """Check now which alerts can be resolved: budgets may have changed."""
         if self._open:
             self._due = True
-            self._wake.set()
+            self._worker.wake()
 
     async def start(self) -> None:
         """Start, with the alerts that other hubs have left open."""
-        self._worker = self._loop.create_task(self._work())
+        self._worker.start()
 
     async def close(self) -> None:
         """Stop, and leave the open alerts to other hubs."""
-        while self._worker is not None and not self._worker.done():
-            self._worker.cancel()  # again, since Python 3.11 can lose a cancellation in redis-py
-            await asyncio.wait([self._worker], timeout=0.05)
+        await self._worker.close()
         if self._timer is not None:
             self._timer.cancel()
 
     # One alert after the other ---------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        while True:
-            try:
-                await self._work_once()
-            except Exception:  # noqa: BLE001 - the next ones may succeed
-                _log.exception("an alert of an account failed")
-            try:
-                async with asyncio.timeout(None if self._shared is None else _INTERVAL):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-            self._wake.clear()
-
-    async def _work_once(self) -> None:
         before = len(self._open)
-        if self._loop.time() >= self._next_comparison:
-            self._next_comparison = self._loop.time() + _INTERVAL
+        if self._store.is_comparison_due():
             await self._compare()
         worked = self._due or bool(self._events) or len(self._open) != before
         while self._events:
@@ -212,7 +192,7 @@ class AccountAlerts:
             limit=alert.limit,
             resets_at=alert.resets_at,
         )
-        self._show(alert)
+        self._recent.add(alert)
         self._send("account_alert.raised", alert)
 
     # Resolved ---------------------------------------------------------------------------------------------------------
@@ -237,7 +217,7 @@ class AccountAlerts:
                 await self._resolve(key, entry)
             else:
                 by_account.setdefault(entry.alert.account, []).append(key)
-        if self._away():
+        if self._store.is_away():
             return  # this hub's own memory knows too little; checked again after a while
         for account, keys in by_account.items():
             try:
@@ -259,7 +239,7 @@ class AccountAlerts:
         """Resolve an alert if less is used now, or take a changed budget over."""
         alert = entry.alert
         same = [one for one in limits if _key(one.account, one.resource, one.tool, one.limit) == key]
-        used = _share(same[0]) if same else 0.0
+        used = alert_share(same[0].left, same[0].amount) if same else 0.0
         if not used:
             await self._resolve(key, entry)
         elif same[0].limit != alert.limit:
@@ -272,15 +252,14 @@ class AccountAlerts:
             if outcome in ("done", "away"):
                 entry.alert, entry.attempt = changed, None
                 entry.text = _encoded(changed) if outcome == "done" else entry.text
-                self._show(changed)
+                self._recent.add(changed)
 
     async def _resolve(self, key: str, entry: _OpenAlert) -> None:
         alert = entry.attempt or replace(entry.alert, resolved_at=time.time())
-        if entry.text and self._shared is not None:
+        if entry.text and self._store.is_shared:
             entry.attempt = alert
-            try:
-                outcome, _ = await self._shared.end(key, alert.alert_id, entry.text, _encoded(alert))
-            except StoreAway:
+            outcome = await self._store.end(key, alert.alert_id, entry.text, _encoded(alert))
+            if outcome == "away":
                 return  # checked again after a while
             if outcome != "done":
                 await self._compare()  # another hub was first
@@ -290,7 +269,7 @@ class AccountAlerts:
     def _end(self, key: str, alert: AccountAlert, *, ours: bool) -> None:
         """Close an open alert; if this hub has resolved it, send a notification."""
         del self._open[key]
-        self._show(alert)
+        self._recent.add(alert)
         if ours:
             self.resolved += 1
             _log.info("a budget is available again", account=alert.account, resource=alert.resource, tool=alert.tool)
@@ -298,23 +277,15 @@ class AccountAlerts:
 
     # The shared store ------------------------------------------------------------------------------------------------
 
-    async def _put(self, key: str, alert: AccountAlert, known: str) -> tuple[AlertOutcome | Literal["away"], str]:
-        """Put an alert into the store, if there is one."""
-        if self._shared is None or self._away():
-            return "away", ""
-        try:
-            return await self._shared.put(key, alert.alert_id, known, _encoded(alert))
-        except StoreAway:
-            return "away", ""
+    async def _put(self, key: str, alert: AccountAlert, known: str) -> tuple[StoreOutcome, str]:
+        return await self._store.put(key, alert.alert_id, known, _encoded(alert))
 
     async def _compare(self) -> None:
         """Take over the changes that other hubs have made to the open alerts."""
-        if self._shared is None or self._away():
+        every = await self._store.read()
+        if every is None:
             return
-        try:
-            found = {key: text for key, text in (await self._shared.read()).items() if key.startswith(MARK)}
-        except StoreAway:
-            return
+        found = {key: text for key, text in every.items() if key.startswith(MARK)}
         for key, entry in list(self._open.items()):
             if found.get(key, "") != entry.text or not entry.text:
                 await self._missing(key, entry)
@@ -323,7 +294,7 @@ class AccountAlerts:
             alert = None if entry_here is not None and entry_here.text == text else _decoded(key, text)
             if alert is not None:
                 self._open[key] = _OpenAlert(alert, text)
-                self._show(alert)
+                self._recent.add(alert)
 
     async def _missing(self, key: str, entry: _OpenAlert) -> None:
         """An alert isn't in the store as it was: another hub has changed or resolved it, or the store has lost it."""
@@ -339,17 +310,6 @@ class AccountAlerts:
             # Another hub has raised it, too, while the store was away; or resolved this one, and raised the next.
             self._end(key, replace(alert, resolved_at=time.time()), ours=not entry.text)
 
-    # Recent alerts --------------------------------------------------------------------------------------------------
-
-    def _show(self, alert: AccountAlert) -> None:
-        before = self._recent.get(alert.alert_id)
-        if before is not None and before.times != alert.times:
-            del self._recent[alert.alert_id]  # raised again, it moves to the front
-        if alert.resolved_at is None or alert.alert_id in self._recent:
-            self._recent[alert.alert_id] = alert
-        if len(self._recent) > _MAX_RECENT:
-            del self._recent[next(iter(self._recent))]
-
     def _log_too_many(self) -> None:
         if not self._too_many:
             self._too_many = True
@@ -361,13 +321,6 @@ def _raised(event: AccountAlerted, before: AccountAlert | None) -> AccountAlert:
     if before is None:
         return AccountAlert(uuid4().hex, *told, raised_at=time.time())
     return AccountAlert(before.alert_id, *told, raised_at=before.raised_at, times=before.times + 1)
-
-
-def _share(limit: LimitStatus) -> float:
-    """The share of a limit that is used, as alerts tell it: 1, 0.8, or less (0)."""
-    if limit.left * 5 > limit.amount:
-        return 0.0
-    return 1.0 if limit.left <= Decimal(0) else 0.8
 
 
 def _key(account: str, resource: str, tool: str, limit: str) -> str:
@@ -390,5 +343,5 @@ def _decoded(key: str, text: str) -> AccountAlert | None:
     except msgspec.DecodeError:
         return None
     numbers = (alert.raised_at, alert.resolved_at or 0, alert.resets_at or 0, alert.times)
-    valid = alert.share in SHARES and all([0 <= number <= LAST_MOMENT for number in numbers])
+    valid = alert.share in ALERT_SHARES and all([0 <= number <= LAST_MOMENT for number in numbers])
     return alert if valid and _key(alert.account, alert.resource, alert.tool, alert.limit) == key else None

@@ -22,20 +22,18 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from headgate.errors import StoreAway
 from headgate.events import Alerted, Violated
 from headgate.gate import Gate
+from headgate.hub.monitoring.alert_base import AlertStore, AlertWorker, RecentAlerts
 from headgate.hub.monitoring.denials import DenialLog, DeniedAction
 from headgate.hub.timer import Timer
 from headgate.limits.clock import Clock
 from headgate.limits.numbers import microseconds
-from headgate.stores.base import LAST_MOMENT, MAX_ALERTS, AlertOutcome, SharedAlerts
+from headgate.stores.base import LAST_MOMENT, MAX_ALERTS, SharedAlerts
 
 AlertEvent: TypeAlias = Literal["alert.raised", "alert.resolved"]
 
-_MAX_RECENT: Final = 50  # alerts that are shown
 _MAX_ACTIONS: Final = 3  # that an alert names
-_INTERVAL: Final = 1.0  # seconds between two comparisons with the store
 _GRACE: Final = 2_000_000  # microseconds for which an alert is left to the hub that has raised it
 _TRIES: Final = 3
 
@@ -90,21 +88,19 @@ class Alerts:
         away: Callable[[], bool] = lambda: False,
     ) -> None:
         self._gate, self._clock, self._denials = gate, clock, denials
-        self._send, self._shared, self._away = send, shared, away
+        self._send: Final = send
+        self._store: Final = AlertStore(shared, away)
         self.raised = 0
         """The number of times that this hub raised an alert."""
         self.resolved = 0
         """The number of alerts that this hub resolved."""
         self._open: Final[dict[str, _OpenAlert]] = {}
         self._totals: Final[dict[str, int]] = {}  # violations of the agents with an open alert
-        self._recent: Final[dict[str, Alert]] = {}
+        self._recent: Final[RecentAlerts[Alert]] = RecentAlerts()
         self._events: Final[deque[Alerted]] = deque()
         self._due: Final[dict[str, None]] = {}
-        self._wake: Final = asyncio.Event()
-        self._next_comparison = 0.0
         self._too_many = False
-        self._loop: Final = asyncio.get_running_loop()
-        self._worker: asyncio.Task[None] | None = None
+        self._worker: Final = AlertWorker(self._work, timed=self._store.is_shared, failure="an alert failed")
 
     @property
     def open(self) -> int:
@@ -113,12 +109,12 @@ class Alerts:
 
     def recent(self) -> list[Alert]:
         """The newest alerts, open or resolved, newest first."""
-        return [self._counted(alert) for alert in reversed(self._recent.values())]
+        return [self._counted(alert) for alert in self._recent.newest_first()]
 
     def known(self) -> list[Alert]:
         """All open alerts and the newest resolved ones, newest first."""
-        found = self._recent | {entry.alert.alert_id: entry.alert for entry in self._open.values()}
-        return sorted([self._counted(alert) for alert in found.values()], key=lambda alert: -alert.raised_at)
+        found = self._recent.with_open([entry.alert for entry in self._open.values()])
+        return [self._counted(alert) for alert in found]
 
     def _counted(self, alert: Alert) -> Alert:
         """An alert with all violations up to now, if it is open."""
@@ -137,43 +133,27 @@ class Alerts:
         if len(self._totals) < 2 * MAX_ALERTS:  # otherwise it is not opened
             self._totals.setdefault(event.agent, event.violations)
         self._events.append(event)
-        self._loop.call_soon_threadsafe(self._wake.set)
+        self._worker.wake_from_thread()
 
     def recheck(self) -> None:
         """Check now which alerts can be resolved: agents may have been exempted, or their violations reset."""
         self._due.update(dict.fromkeys(self._open))
-        self._wake.set()
+        self._worker.wake()
 
     async def start(self) -> None:
         """Start, with the alerts that other hubs have left open."""
-        self._worker = self._loop.create_task(self._work())
+        self._worker.start()
 
     async def close(self) -> None:
         """Stop, and leave the open alerts to other hubs."""
-        while self._worker is not None and not self._worker.done():
-            self._worker.cancel()  # again, since Python 3.11 can lose a cancellation in redis-py
-            await asyncio.wait([self._worker], timeout=0.05)
+        await self._worker.close()
         for entry in self._open.values():
             _stop(entry)
 
     # One alert after the other ---------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        while True:
-            try:
-                await self._work_once()
-            except Exception:  # noqa: BLE001 - the next ones may succeed
-                _log.exception("an alert failed")
-            try:
-                async with asyncio.timeout(None if self._shared is None else _INTERVAL):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-            self._wake.clear()
-
-    async def _work_once(self) -> None:
-        if self._loop.time() >= self._next_comparison:
-            self._next_comparison = self._loop.time() + _INTERVAL
+        if self._store.is_comparison_due():
             await self._compare()
         while self._events or self._due:
             if self._events:
@@ -206,7 +186,7 @@ class Alerts:
             if agent not in self._open:
                 self._totals.pop(agent, None)
         self._too_many = False
-        self._show(entry.alert)
+        self._recent.add(entry.alert)
         self._send("alert.raised", entry.alert)
         await self._check(agent)
 
@@ -219,7 +199,7 @@ class Alerts:
                 return None
             alert = self._raised(event, None if before is None else before.alert)
             entry, text = before or _OpenAlert(alert), _encoded(alert)
-            outcome, _ = await self._put(alert, entry.text, text)
+            outcome, _ = await self._store.put(alert.agent_id, alert.alert_id, entry.text, text)
             tries += 1
             if outcome != "other" or tries == _TRIES:
                 break
@@ -256,7 +236,7 @@ class Alerts:
         _stop(entry)
         now = self._clock.now()  # before the answer, which may take a while: rather check too early than too late
         standing = await self._gate.astanding(agent)
-        if entry.text and self._away():
+        if entry.text and self._store.is_away():
             return  # this hub's own memory knows too little; checked again when the store is back
         if standing and not self._gate.always_passes(agent):
             entry.grace_over, entry.attempt = False, None
@@ -272,20 +252,17 @@ class Alerts:
 
         def due() -> None:
             self._due[agent] = None
-            self._wake.set()
+            self._worker.wake()
 
         entry.timer = Timer(self._clock, when, due)
 
     async def _resolve(self, entry: _OpenAlert) -> None:
         alert = entry.attempt or replace(self._counted(entry.alert), resolved_at=time.time())
-        if entry.text and self._shared is not None:
+        if entry.text and self._store.is_shared:
             entry.attempt = alert
-            try:
-                outcome, _ = await self._shared.end(alert.agent_id, alert.alert_id, entry.text, _encoded(alert))
-            except StoreAway:
-                return  # checked again when the store is back
-            if outcome != "done":
-                return  # another hub was first; the next comparison shows the result
+            # Otherwise another hub was first, and the next comparison shows the result; or the store is away.
+            if await self._store.end(alert.agent_id, alert.alert_id, entry.text, _encoded(alert)) != "done":
+                return
         self._end(entry, alert, ours=True)
 
     def _end(self, entry: _OpenAlert, alert: Alert, *, ours: bool) -> None:
@@ -293,7 +270,7 @@ class Alerts:
         _stop(entry)
         del self._open[alert.agent_id]
         self._totals.pop(alert.agent_id, None)
-        self._show(alert)
+        self._recent.add(alert)
         if ours:
             self.resolved += 1
             _log.info("quiet again", agent=alert.agent_id)
@@ -301,22 +278,10 @@ class Alerts:
 
     # The shared store ------------------------------------------------------------------------------------------------
 
-    async def _put(self, alert: Alert, known: str, text: str) -> tuple[AlertOutcome | Literal["away"], str]:
-        """Put an alert into the store, if there is one."""
-        if self._shared is None or self._away():
-            return "away", ""
-        try:
-            return await self._shared.put(alert.agent_id, alert.alert_id, known, text)
-        except StoreAway:
-            return "away", ""
-
     async def _compare(self) -> None:
         """Take over the changes that other hubs have made to the open alerts."""
-        if self._shared is None or self._away():
-            return
-        try:
-            found = await self._shared.read()
-        except StoreAway:
+        found = await self._store.read()
+        if found is None:
             return
         for agent, text in found.items():
             entry = self._open.get(agent)
@@ -338,10 +303,10 @@ class Alerts:
                 return  # the store is away now
         if entry is None:
             entry = self._open[alert.agent_id] = _OpenAlert(alert)
-            self._show(alert)
+            self._recent.add(alert)
         elif entry.alert != alert:
             entry.alert, entry.own, entry.grace_over = alert, False, False
-            self._show(alert)
+            self._recent.add(alert)
         known = alert.total or alert.violations  # an older hub writes no total
         self._totals[alert.agent_id] = max(known, self._totals.get(alert.agent_id, 0))
         entry.text = text
@@ -349,7 +314,7 @@ class Alerts:
     async def _missing(self, entry: _OpenAlert) -> None:
         """An alert is no longer in the store: another hub has resolved it, or the store has lost it."""
         alert = entry.alert
-        outcome, found = await self._put(alert, "", _encoded(alert))
+        outcome, found = await self._store.put(alert.agent_id, alert.alert_id, "", _encoded(alert))
         there = _decoded(found)
         if outcome == "ended" and there is not None:
             # Ours, if our resolution succeeded without an answer, or if we have raised it again and nobody else knows.
@@ -357,17 +322,6 @@ class Alerts:
             self._end(entry, replace(self._counted(alert), resolved_at=there.resolved_at), ours=ours)
         elif outcome == "other" and (there is None or there.alert_id != alert.alert_id):
             self._end(entry, replace(self._counted(alert), resolved_at=time.time()), ours=entry.own)
-
-    # Recent alerts --------------------------------------------------------------------------------------------------
-
-    def _show(self, alert: Alert) -> None:
-        before = self._recent.get(alert.alert_id)
-        if before is not None and before.times != alert.times:
-            del self._recent[alert.alert_id]  # raised again, it moves to the front
-        if alert.resolved_at is None or alert.alert_id in self._recent:
-            self._recent[alert.alert_id] = alert
-        if len(self._recent) > _MAX_RECENT:
-            del self._recent[next(iter(self._recent))]
 
     def _log_too_many(self) -> None:
         if not self._too_many:

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from headgate.events import AddressChecked, Degraded, Event, HoldChecked, Violated
 from headgate.gate import Gate
+from headgate.gate.accounts import level_of
 from headgate.hub.monitoring.denials import DenialLog
 from headgate.hub.monitoring.recent_counts import RecentCounts
 from headgate.limits.clock import Clock
@@ -191,7 +192,7 @@ class Stats:
         resource, outcome = event.resource or NO_LIMIT, event.outcome
         self.holds[resource, outcome.value] += 1
         if outcome is Outcome.DENY:
-            levels, depth = self._gate.effective.accounts.levels, event.account.count("/")
+            levels, depth = self._gate.effective.accounts.levels, level_of(event.account)
             level = levels[depth] if event.account and depth < len(levels) else NO_LIMIT  # a reload may have removed it
             self.hold_denials[level, resource] += 1
 
