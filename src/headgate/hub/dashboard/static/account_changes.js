@@ -1,6 +1,7 @@
 // What an admin changes about an account: one of its limits.
 
 import { byId, setText, setVisible } from "./dom.js";
+import { resourceText } from "./budget.js";
 
 /** `api` sends the change to the hub. */
 export class AccountChanges {
@@ -33,8 +34,8 @@ export class AccountChanges {
 
   #open(button) {
     this.#asked = button;
-    const { path, resource, tool, limit } = button.dataset;
-    setText(byId("account-what"), `${resource}${tool && ` by ${tool}`}`);
+    const { path, limit } = button.dataset;
+    setText(byId("account-what"), resourceText(button.dataset));
     setText(byId("account-path"), path);
     byId("account-limit").value = limit;
     setText(byId("account-error"), "");

@@ -1,7 +1,7 @@
 // The accounts as a tree, the worst first: what each has spent, holds and has left. Names are only ever set as text.
 
 import { byId, figures, fromTemplate, placeChildren, plural, setAttribute, setText, setVisible } from "./dom.js";
-import { amountText, budgetOf, drawBudget, resetText } from "./budget.js";
+import { amountText, budgetOf, drawBudget, resetText, resourceText } from "./budget.js";
 import { agentLink } from "./view.js";
 
 const FEW = 40; // accounts that are all unfolded at first
@@ -235,7 +235,7 @@ class Row {
     this.#drawn = drawn;
     const { parts } = this;
     this.#name(card, at, depth, open, children);
-    setText(parts.resource, limit ? `${limit.resource}${limit.tool && ` by ${limit.tool}`}` : "no limit");
+    setText(parts.resource, limit ? resourceText(limit) : "no limit");
     for (const part of [parts.meter, parts.edit]) setVisible(part, Boolean(limit));
     const texts = ["limit", "spent", "held", "left", "resets", "share"];
     if (!limit) for (const name of texts) setText(parts[name], "");

@@ -2,7 +2,7 @@
 
 import { ceiling, Spark } from "./charts.js";
 import { byId, element, figures, fillRows, fromTemplate, plural, rateText, setAttribute, setText, setVisible, timeText } from "./dom.js";
-import { amountText, budgetOf, drawBudget, resetText } from "./budget.js";
+import { amountText, budgetOf, drawBudget, resetText, resourceText } from "./budget.js";
 import { drawMeter, drawState, stateNode, usedText } from "./state.js";
 
 const REFRESH_MS = 2000; // between two requests
@@ -137,7 +137,7 @@ function drawAccounts({ account, account_limits: limits, holds }) {
     const used = row.querySelector(".use");
     setText(used.lastElementChild, drawBudget(used.firstElementChild, budgetOf(limit)));
     const texts = [amountText(limit.spent), amountText(limit.held), amountText(limit.left), limit.limit, resetText(limit)];
-    setText(row.cells[1], `${limit.resource}${limit.tool && ` by ${limit.tool}`}`);
+    setText(row.cells[1], resourceText(limit));
     texts.forEach((text, place) => setText(row.cells[place + 3], text));
   });
   drawTable("holds", holds, ({ hold_id: id, session, tool, state, costs, lease_left: left }) => {

@@ -3,8 +3,11 @@
 import { setAttribute, timeText } from "./dom.js";
 import { drawBar, level, percent } from "./state.js";
 
-const amounts = new Intl.NumberFormat("en", { maximumFractionDigits: 6 });
+const amounts = new Intl.NumberFormat("en", { maximumFractionDigits: 9 }); // as many as a unit can have
 const UNITS = 1e6; // in which shares are compared: no unit has more decimals that matter
+
+/** A resource, and the tool for which it is limited. */
+export const resourceText = ({ resource, tool }) => (tool ? `${resource} by ${tool}` : resource);
 
 /** An amount, with all its digits. */
 export const amountText = (text) => amounts.format(text);
