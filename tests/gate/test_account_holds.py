@@ -428,3 +428,15 @@ def test_f1_more_open_holds_than_the_bound_are_an_error(store: Store) -> None:
     with pytest.raises(HoldError, match="at most 2 open holds"):
         gate.hold("planner", {})
     assert gate.hold("writer", {})
+
+
+def test_a_cost_that_no_store_can_count_is_refused(store: Store) -> None:
+    gate = gate_on(store, accounts={})
+    for _ in range(2):
+        gate.hold("planner", {"tokens": 2**53 - 1}).settle()
+    with pytest.raises(InvalidInput, match=r"^cost of tokens: expected at most 9007199254740991, got 9007199254740992$"):
+        gate.hold("planner", {"tokens": 2**53})
+    hold = gate.hold("planner", {"tokens": 1})
+    with pytest.raises(InvalidInput, match=r"^cost of tokens: expected at most 9007199254740991"):
+        hold.settle({"tokens": 10**20})
+    assert not hold.settle({"tokens": 3}).degraded

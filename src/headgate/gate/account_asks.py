@@ -22,7 +22,7 @@ from headgate.limits.decision import Decision, Limit
 from headgate.limits.fixed import UNLIMITED
 from headgate.limits.meter import Meter
 from headgate.limits.notation import parse
-from headgate.limits.numbers import cost_in
+from headgate.limits.numbers import LARGEST, cost_in
 from headgate.stores.base import Ask
 
 HOLDS: Final = "accounts"
@@ -121,6 +121,8 @@ class AccountAsks:
                 costs[place] = cost_in(decimals, cost, zero=unnamed is not None or name != REQUESTS)
             except ValueError as error:
                 refuse(f"cost of {name}", str(error).partition("expected ")[2].partition(", got")[0], cost)
+            if costs[place] > LARGEST:
+                refuse(f"cost of {name}", f"at most {LARGEST}", cost)
         return tuple(costs)
 
     def by_ask(self, costs: Sequence[int]) -> tuple[int, ...]:
