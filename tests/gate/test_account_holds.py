@@ -440,3 +440,9 @@ def test_a_cost_that_no_store_can_count_is_refused(store: Store) -> None:
     with pytest.raises(InvalidInput, match=r"^cost of tokens: expected at most 9007199254740991"):
         hold.settle({"tokens": 10**20})
     assert not hold.settle({"tokens": 3}).degraded
+
+
+def test_a_tool_of_another_type_is_refused(gate: Gate) -> None:
+    for tool in ([], {}, ["web"]):
+        with pytest.raises(InvalidInput, match=r"^tool: expected a tool that the policy names \(web\)"):
+            gate.hold("planner", {}, tool=tool)  # type: ignore[arg-type]

@@ -211,12 +211,12 @@ class GateHolds(GateChanges):
         if known is not effective or len(found) >= _REMEMBERED:
             found = {}
             self._asks = (effective, found)
-        key = (name, tool, bool(of_session), named)
+        of_tool = effective.accounts.check_tool("tool", tool)
+        key = (name, of_tool, bool(of_session), named)
         asks = found.get(key)
         if asks is None:
             accounts = effective.accounts
             path = accounts.agent_path(rules.account, name)
-            of_tool = accounts.check_tool("tool", tool)
             asks = found[key] = account_asks(accounts, path, rules.plan, of_tool, named, bool(of_session))
         policy = self._lookup.policy
         shadow = policy.shadow or name in policy.shadow_agents
