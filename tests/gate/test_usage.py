@@ -182,6 +182,17 @@ def test_f5_days_that_are_kept_are_those_of_the_zone() -> None:
     assert Gate(policy, store=MemoryStore(clock=clock_at(1970, 2, 1))).usage_days()[0] == date(1970, 1, 1)
 
 
+def test_f5_what_is_settled_or_extended_without_having_been_named_is_counted(opened: tuple[Store, ManualClock]) -> None:
+    store, _ = opened
+    policy = Policy(accounts={"default": {"org": {"usd": "10 in all"}}, "tools": ["web"]}, agents=AGENTS)
+    gate = Gate(policy, store=store)
+    gate.hold("planner", {}).settle({"usd": "1.5"})
+    gate.hold("planner", {"tokens": 3}, tool="web").extend({"usd": "0.25"})
+    gate.hold("bob", {}).settle()
+    assert usd(gate, "agent", "tool") == {("planner", ""): "1.500000", ("planner", "web"): "0.250000"}
+    assert [str(one.left) for one in gate.account("acme").limits] == ["8.250000"]
+
+
 # CSV ------------------------------------------------------------------------------------------------------------------
 
 

@@ -171,7 +171,9 @@ def _made(
     tools: Sequence[str],
 ) -> AccountAsks:
     limited = {resource for _, found in limits for resource, of in found if of in tools}
-    metered = [REQUESTS, *[name for name in accounts.units if name in named and name not in (REQUESTS, SLOTS)]]
+    # What is limited can be settled without having been named, so it is metered as well.
+    counted = {*named, *limited} - {REQUESTS, SLOTS}
+    metered = [REQUESTS, *[name for name in accounts.units if name in counted]]
     others = [name for name in accounts.units if name in limited and name not in metered]
     resources = [(name, accounts.units[name]) for name in [*metered, *others]]
     place = {name: i for i, (name, _) in enumerate(resources)}
