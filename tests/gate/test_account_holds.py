@@ -446,3 +446,16 @@ def test_a_tool_of_another_type_is_refused(gate: Gate) -> None:
     for tool in ([], {}, ["web"]):
         with pytest.raises(InvalidInput, match=r"^tool: expected a tool that the policy names \(web\)"):
             gate.hold("planner", {}, tool=tool)  # type: ignore[arg-type]
+
+
+def test_an_extension_is_bounded_like_the_hold(store: Store) -> None:
+    gate = gate_on(store, accounts={"max_lease": 600})
+    hold = gate.hold("planner", {"tokens": 2**53 - 1}, lease=60)
+    with pytest.raises(InvalidInput, match=r"^cost: expected at most 9007199254740991 in all of each resource, got "):
+        hold.extend({"tokens": 1})
+    with pytest.raises(InvalidInput, match=r"^hold lease: expected at most 600 seconds \(accounts\.max_lease\), got 601$"):
+        hold.extend(lease=601)
+    with pytest.raises(InvalidInput, match=r"^hold lease: expected at most 600 seconds"):
+        gate.find_hold("planner", hold.id).extend(lease=3600)
+    assert hold.extend(lease=600)
+    assert not hold.settle().degraded

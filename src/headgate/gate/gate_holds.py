@@ -19,6 +19,7 @@ from headgate.gate.account_holds import (
     AccountHold,
     GateOfHolds,
     HoldTemplate,
+    check_lease,
 )
 from headgate.gate.accounts import Bound, is_within, join_path
 from headgate.gate.changes import AgentRules, Effective
@@ -165,8 +166,8 @@ class GateHolds(GateChanges):
         asks, accounts = template.asks, self._lookup.effective.accounts
         if lease is None:
             lease = min(LEASE, accounts.max_lease)
-        elif lease_of(lease) > accounts.max_lease * 1_000_000:
-            refuse("hold lease", f"at most {accounts.max_lease:g} seconds (accounts.max_lease)", lease)
+        else:
+            check_lease(lease_of(lease), lease, accounts.max_lease)
         made = asks.asks(taken, template.session)
         store_id = _store_id(template.agent, new_id() if hold_id is None else check_id(hold_id))
         offence = Offence(AGENTS, template.agent, self._lookup.backoff) if template.mode == "enforced" else None
@@ -275,9 +276,9 @@ class GateHolds(GateChanges):
         self._emit(AccountAlerted(*bound, share, str(budget), resets_at))
 
     def _owner(self) -> GateOfHolds:
-        found = self._of_holds
-        if found is None or found.low != self._lookup.low:
-            found = GateOfHolds(self._account_store, self._lookup.low, self._hold_queues.wake, self._note_decisions)
+        found, low, max_lease = self._of_holds, self._lookup.low, self._lookup.effective.accounts.max_lease
+        if found is None or found.low != low or found.max_lease != max_lease:
+            found = GateOfHolds(self._account_store, low, self._hold_queues.wake, self._note_decisions, max_lease)
             self._of_holds = found
         return found
 
