@@ -197,9 +197,10 @@ def test_f5_what_is_settled_or_extended_without_having_been_named_is_counted(ope
 
 
 def test_f5_csv_has_no_formulas() -> None:
-    hostile = ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", 'a,"b"', "plain", "-/-/planner"]
+    hostile = ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "\uff1d1+1", "\uff20x", 'a,"b"', "plain", "-/-/planner"]
     totals = [UsageTotal((name, "usd"), Decimal("1E+3")) for name in hostile]
     lines = usage_csv(["agent", "resource"], totals).split("\r\n")
     assert lines[0] == "agent,resource,amount"
     assert lines[1:5] == ["'=1+1,usd,1000", "'+1,usd,1000", "'-1,usd,1000", "'@x,usd,1000"]
+    assert lines[5:9] == ["'\t=1,usd,1000", '"\'\r=1",usd,1000', "'\uff1d1+1,usd,1000", "'\uff20x,usd,1000"]
     assert lines[-4:] == ['"a,""b""",usd,1000', "plain,usd,1000", "'-/-/planner,usd,1000", ""]
