@@ -434,7 +434,9 @@ def test_a_cost_that_no_store_can_count_is_refused(store: Store) -> None:
     gate = gate_on(store, accounts={})
     for _ in range(2):
         gate.hold("planner", {"tokens": 2**53 - 1}).settle()
-    with pytest.raises(InvalidInput, match=r"^cost of tokens: expected at most 9007199254740991, got 9007199254740992$"):
+    with pytest.raises(
+        InvalidInput, match=r"^cost of tokens: expected at most 9007199254740991, got 9007199254740992$"
+    ):
         gate.hold("planner", {"tokens": 2**53})
     hold = gate.hold("planner", {"tokens": 1})
     with pytest.raises(InvalidInput, match=r"^cost of tokens: expected at most 9007199254740991"):
@@ -453,7 +455,9 @@ def test_an_extension_is_bounded_like_the_hold(store: Store) -> None:
     hold = gate.hold("planner", {"tokens": 2**53 - 1}, lease=60)
     with pytest.raises(InvalidInput, match=r"^cost: expected at most 9007199254740991 in all of each resource, got "):
         hold.extend({"tokens": 1})
-    with pytest.raises(InvalidInput, match=r"^hold lease: expected at most 600 seconds \(accounts\.max_lease\), got 601$"):
+    with pytest.raises(
+        InvalidInput, match=r"^hold lease: expected at most 600 seconds \(accounts\.max_lease\), got 601$"
+    ):
         hold.extend(lease=601)
     with pytest.raises(InvalidInput, match=r"^hold lease: expected at most 600 seconds"):
         gate.find_hold("planner", hold.id).extend(lease=3600)
