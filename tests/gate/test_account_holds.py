@@ -472,3 +472,39 @@ def test_f1_more_open_holds_than_the_bound_are_an_error(store: Store) -> None:
     with pytest.raises(HoldError, match="at most 2 open holds"):
         gate.hold("planner", {})
     assert gate.hold("writer", {})
+
+
+def test_a_cost_that_no_store_can_count_is_refused(store: Store) -> None:
+    gate = gate_on(store, accounts={})
+    for _ in range(2):
+        gate.hold("planner", {"tokens": 2**53 - 1}).settle()
+    with pytest.raises(
+        InvalidInput, match=r"^cost of tokens: expected at most 9007199254740991, got 9007199254740992$"
+    ):
+        gate.hold("planner", {"tokens": 2**53})
+    hold = gate.hold("planner", {"tokens": 1})
+    with pytest.raises(InvalidInput, match=r"^cost of tokens: expected at most 9007199254740991"):
+        hold.settle({"tokens": 10**20})
+    assert not hold.settle({"tokens": 3}).degraded
+
+
+def test_a_tool_of_another_type_is_refused(gate: Gate) -> None:
+    tools: list[Any] = [[], {}, ["web"]]
+    for tool in tools:
+        with pytest.raises(InvalidInput, match=r"^tool: expected a tool that the policy names \(web\)"):
+            gate.hold("planner", {}, tool=tool)
+
+
+def test_an_extension_is_bounded_like_the_hold(store: Store) -> None:
+    gate = gate_on(store, accounts={"max_lease": 600})
+    hold = gate.hold("planner", {"tokens": 2**53 - 1}, lease=60)
+    with pytest.raises(InvalidInput, match=r"^cost: expected at most 9007199254740991 in all of each resource, got "):
+        hold.extend({"tokens": 1})
+    with pytest.raises(
+        InvalidInput, match=r"^hold lease: expected at most 600 seconds \(accounts\.max_lease\), got 601$"
+    ):
+        hold.extend(lease=601)
+    with pytest.raises(InvalidInput, match=r"^hold lease: expected at most 600 seconds"):
+        gate.find_hold("planner", hold.id).extend(lease=3600)
+    assert hold.extend(lease=600)
+    assert not hold.settle().degraded

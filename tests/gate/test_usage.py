@@ -184,13 +184,25 @@ def test_f5_days_that_are_kept_are_those_of_the_zone() -> None:
     assert Gate(policy, store=MemoryStore(clock=clock_at(1970, 2, 1))).usage_days()[0] == date(1970, 1, 1)
 
 
+def test_f5_what_is_settled_or_extended_without_having_been_named_is_counted(opened: tuple[Store, ManualClock]) -> None:
+    store, _ = opened
+    policy = Policy(accounts={"default": {"org": {"usd": "10 in all"}}, "tools": ["web"]}, agents=AGENTS)
+    gate = Gate(policy, store=store)
+    gate.hold("planner", {}).settle({"usd": "1.5"})
+    gate.hold("planner", {"tokens": 3}, tool="web").extend({"usd": "0.25"})
+    gate.hold("bob", {}).settle()
+    assert usd(gate, "agent", "tool") == {("planner", ""): "1.500000", ("planner", "web"): "0.250000"}
+    assert [str(one.left) for one in gate.account("acme").limits] == ["8.250000"]
+
+
 # CSV ------------------------------------------------------------------------------------------------------------------
 
 
 def test_f5_csv_has_no_formulas() -> None:
-    hostile = ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", 'a,"b"', "plain", "-/-/planner"]
+    hostile = ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "\uff1d1+1", "\uff20x", 'a,"b"', "plain", "-/-/planner"]
     totals = [UsageTotal((name, "usd"), Decimal("1E+3")) for name in hostile]
     lines = usage_csv(["agent", "resource"], totals).split("\r\n")
     assert lines[0] == "agent,resource,amount"
     assert lines[1:5] == ["'=1+1,usd,1000", "'+1,usd,1000", "'-1,usd,1000", "'@x,usd,1000"]
+    assert lines[5:9] == ["'\t=1,usd,1000", '"\'\r=1",usd,1000', "'\uff1d1+1,usd,1000", "'\uff20x,usd,1000"]
     assert lines[-4:] == ['"a,""b""",usd,1000', "plain,usd,1000", "'-/-/planner,usd,1000", ""]

@@ -269,13 +269,15 @@ export class HoldClient {
 
   /** Reserves costs on the agent and all accounts above it, or rejects with `rate_limited`. */
   async hold(costs: Costs, options: HoldOptions = {}): Promise<Hold> {
-    const { session, tool, leaseMs = 60_000, timeoutMs = 0, id = newId(), maxAgeMs = 3_600_000 } = options;
+    const { session, tool, leaseMs, timeoutMs = 0, id = newId(), maxAgeMs = 3_600_000 } = options;
     const body = {
-      ...{ id, costs: writtenCosts(costs), lease: leaseMs / 1000, timeout: timeoutMs / 1000 },
+      ...{ id, costs: writtenCosts(costs), timeout: timeoutMs / 1000 },
+      ...(leaseMs === undefined ? {} : { lease: leaseMs / 1000 }),
       ...{ session, tool, agent: this.#options.agent }, // undefined is left out
     };
     const answer = await this.request("POST", "/v1/holds", body, timeoutMs);
-    return new Hold(this, holdOf(answer), leaseMs, maxAgeMs);
+    const held = holdOf(answer);
+    return new Hold(this, held, leaseMs ?? Math.max(held.lease_left * 1000, 1000), maxAgeMs);
   }
 
   /**

@@ -136,13 +136,14 @@ class HoldClientFlows:
         costs: Costs,
         session: str | int | None,
         tool: str | None,
-        lease: Number,
+        lease: Number | None,
         timeout: Number,
         hold_id: str,
     ) -> Flow[Step, Any]:
         wait = microseconds("timeout", timeout) / _SECOND
-        body: dict[str, Any] = {"id": hold_id, "costs": _written(costs), "lease": float(lease), "timeout": wait}
-        given = {"agent": self.agent, "session": session, "tool": tool}
+        body: dict[str, Any] = {"id": hold_id, "costs": _written(costs), "timeout": wait}
+        seconds = None if lease is None else float(lease)
+        given = {"agent": self.agent, "session": session, "tool": tool, "lease": seconds}
         body |= {name: value for name, value in given.items() if value is not None}
         return (yield from self._call("POST", "/v1/holds", body, hold_id=hold_id, wait=wait))
 
@@ -229,14 +230,15 @@ AnyClient = TypeVar("AnyClient", bound=HoldClientFlows)
 class ClientHoldFlows(Generic[AnyClient]):
     """What both holds have in common."""
 
-    def __init__(self, client: AnyClient, answer: dict[str, Any], lease: float, max_age: float | None) -> None:
+    def __init__(self, client: AnyClient, answer: dict[str, Any], lease: Number | None, max_age: float | None) -> None:
         self._client: Final = client
-        self._lease: Final = lease
         self._max_age: Final = max_age
         self._began: Final = client._clock.now()
         self._used: dict[str, Decimal] = {}
         self._lost = False
         self._note(answer)
+        left = (self._ends - self._began) / _SECOND  # what the hub grants, if nothing else was asked for
+        self._lease: Final = max(left, 1.0) if lease is None else float(lease)
 
     def _note(self, answer: Any) -> None:
         try:

@@ -128,7 +128,7 @@ class HoldClient(HoldClientFlows):
         *,
         session: str | int | None = None,
         tool: str | None = None,
-        lease: Number = 60,
+        lease: Number | None = None,
         timeout: Number = 0,
         hold_id: str | None = None,
         max_age: float | None = 3600,
@@ -147,7 +147,7 @@ class HoldClient(HoldClientFlows):
             except asyncio.CancelledError:
                 self._abandon(task, name)
                 raise
-            return ClientHold(self, answer, float(lease), max_age)
+            return ClientHold(self, answer, lease, max_age)
 
         return PendingClientHold(make)
 
@@ -290,7 +290,7 @@ class SyncHoldClient(HoldClientFlows):
         *,
         session: str | int | None = None,
         tool: str | None = None,
-        lease: Number = 60,
+        lease: Number | None = None,
         timeout: Number = 0,
         hold_id: str | None = None,
         max_age: float | None = 3600,
@@ -298,7 +298,7 @@ class SyncHoldClient(HoldClientFlows):
         """See `HoldClient.hold`."""
         name = uuid4().hex if hold_id is None else hold_id
         answer = self._drive(self._make(costs, session, tool, lease, timeout, name))
-        return SyncClientHold(self, answer, float(lease), max_age)
+        return SyncClientHold(self, answer, lease, max_age)
 
     def find_hold(self, hold_id: str) -> SyncClientHold:
         return SyncClientHold(self, self._drive(self._find(hold_id)), 60.0, 3600)

@@ -24,7 +24,7 @@ from headgate.limits.decision import Decision, Limit
 from headgate.limits.fixed import UNLIMITED
 from headgate.limits.meter import Meter
 from headgate.limits.notation import parse
-from headgate.limits.numbers import cost_in
+from headgate.limits.numbers import LARGEST, cost_in
 from headgate.stores.base import Ask
 
 HOLDS: Final = "accounts"
@@ -121,6 +121,8 @@ class AccountAsks:
                 costs[place] = cost_in(decimals, cost, zero=unnamed is not None or name != REQUESTS)
             except ValueError as error:
                 refuse(f"cost of {name}", str(error).partition("expected ")[2].partition(", got")[0], cost)
+            if costs[place] > LARGEST:
+                refuse(f"cost of {name}", f"at most {LARGEST}", cost)
         return tuple(costs)
 
     def by_ask(self, costs: Sequence[int]) -> tuple[int, ...]:
@@ -168,7 +170,9 @@ def _made(
     tools: Sequence[str],
 ) -> AccountAsks:
     limited = {resource for _, found in limits for resource, of in found if of in tools}
-    metered = [REQUESTS, *[name for name in accounts.units if name in named and name not in (REQUESTS, SLOTS)]]
+    # What is limited can be settled without having been named, so it is metered as well.
+    counted = {*named, *limited} - {REQUESTS, SLOTS}
+    metered = [REQUESTS, *[name for name in accounts.units if name in counted]]
     others = [name for name in accounts.units if name in limited and name not in metered]
     resources = [(name, accounts.units[name]) for name in [*metered, *others]]
     place = {name: i for i, (name, _) in enumerate(resources)}

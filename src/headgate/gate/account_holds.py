@@ -4,13 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
-from headgate.errors import RateLimited
+from headgate.errors import RateLimited, refuse
 from headgate.gate.account_asks import AccountAsks, LimitRow
 from headgate.gate.accounts import Bound, amount_of, limit_text
 from headgate.holds import Hold
 from headgate.limits.budget import Budget
 from headgate.limits.decision import NEVER, Decision, Limit
 from headgate.limits.notation import rate_of
+from headgate.limits.numbers import LARGEST
 from headgate.limits.units import in_units
 from headgate.stores.base import Ask
 from headgate.stores.holds import HoldAnswer, HoldState, HoldStore
@@ -58,6 +59,8 @@ class HoldContext(NamedTuple):
     """Called with the path of an agent for which something may have come back."""
     emit_alerts: Callable[["AccountHold"], object]
     """Called after each verb."""
+    max_lease: float
+    """The longest lease, in seconds."""
 
 
 class HoldTemplate:
@@ -169,6 +172,13 @@ class AccountHold(Hold):
         asks, low, _ = super()._arguments()
         return asks, low, self._id
 
+    def _extension(self, cost: object, lease: object) -> tuple[tuple[int, ...] | None, int | None]:
+        costs, span = super()._extension(cost, lease)
+        if costs is not None and max(costs) > LARGEST:
+            refuse("cost", f"at most {LARGEST} in all of each resource", cost)
+        check_lease(span, lease, self._template.context.max_lease)
+        return costs, span
+
     def _ended(self, answer: HoldAnswer) -> Decision:
         super()._ended(answer)
         return self._after_verb()
@@ -217,6 +227,12 @@ def share_left(decision: Decision) -> float:
     limit = decision.limit
     (capacity,) = limit.integers() if isinstance(limit, Budget) else (limit.capacity,)
     return decision.smallest_left / capacity if capacity else 0.0
+
+
+def check_lease(span: int | None, lease: object, most: float) -> None:
+    """Refuse a lease, given with its microseconds, that is longer than the policy allows."""
+    if span is not None and span > most * 1_000_000:
+        refuse("hold lease", f"at most {most:g} seconds (accounts.max_lease)", lease)
 
 
 def named_costs(asks: AccountAsks, costs: Sequence[int]) -> dict[str, Decimal]:

@@ -20,6 +20,7 @@ from headgate.gate.account_holds import (
     HoldContext,
     HoldTemplate,
     alert_share,
+    check_lease,
 )
 from headgate.gate.accounts import Bound, is_within, join_path
 from headgate.gate.changes import Effective
@@ -159,8 +160,8 @@ class GateHolds(GateChanges):
         asks, accounts, store = template.asks, self._lookup.effective.accounts, self._store
         if lease is None:
             lease = min(LEASE, accounts.max_lease)
-        elif lease_of(lease) > accounts.max_lease * 1_000_000:
-            refuse("hold lease", f"at most {accounts.max_lease:g} seconds (accounts.max_lease)", lease)
+        else:
+            check_lease(lease_of(lease), lease, accounts.max_lease)
         made = asks.asks(taken, template.session)
         store_id = _store_id(template.agent, new_id() if hold_id is None else check_id(hold_id))
         offence = Offence(AGENTS, template.agent, self._lookup.backoff) if template.mode == "enforced" else None
@@ -205,12 +206,12 @@ class GateHolds(GateChanges):
         if known is not effective or len(found) >= _REMEMBERED:
             found = {}
             self._asks = (effective, found)
-        key = (name, tool, bool(of_session), named)
+        of_tool = effective.accounts.check_tool("tool", tool)
+        key = (name, of_tool, bool(of_session), named)
         asks = found.get(key)
         if asks is None:
             accounts = effective.accounts
             path = accounts.agent_path(rules.account, name)
-            of_tool = accounts.check_tool("tool", tool)
             asks = found[key] = account_asks(accounts, path, rules.plan, of_tool, named, bool(of_session))
         policy = self._lookup.policy
         shadow = policy.shadow or name in policy.shadow_agents
@@ -269,9 +270,9 @@ class GateHolds(GateChanges):
         self._emit(AccountAlerted(*bound, share, str(budget), resets_at))
 
     def _hold_context(self) -> HoldContext:
-        found = self._context
-        if found is None or found.low != self._lookup.low:
-            found = HoldContext(self._account_store, self._lookup.low, self._hold_queues.wake, self._emit_alerts)
+        found, low, max_lease = self._context, self._lookup.low, self._lookup.effective.accounts.max_lease
+        if found is None or found.low != low or found.max_lease != max_lease:
+            found = HoldContext(self._account_store, low, self._hold_queues.wake, self._emit_alerts, max_lease)
             self._context = found
         return found
 

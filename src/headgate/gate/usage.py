@@ -14,7 +14,8 @@ from headgate.limits.units import amount_text
 PERIODS: Final = ("day", "month")
 RESOURCE: Final = "resource"
 DEFAULT_GROUPS: Final = ("month", RESOURCE)
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")  # a cell that begins so is a formula to a spreadsheet
+# A cell that begins so is a formula to a spreadsheet; the wide forms are, in some languages.
+_FORMULA: Final = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\t", "\r", "\n")
 
 
 class Usage(NamedTuple):
