@@ -193,6 +193,18 @@ def test_f5_what_is_settled_or_extended_without_having_been_named_is_counted(ope
     assert [str(one.left) for one in gate.account("acme").limits] == ["8.250000"]
 
 
+def test_f5_usage_of_an_own_unit_stays_what_it_was_when_its_decimals_change(opened: tuple[Store, ManualClock]) -> None:
+    store, _ = opened
+    for decimals, cost in ((2, "1.25"), (4, "0.0001"), (0, 7)):
+        gate = Gate(Policy(accounts={"units": {"credits": {"decimals": decimals}}}), store=store)
+        gate.hold("planner", {"credits": cost}).settle()
+    first, last = gate.usage_days()
+    assert [(one.resource, one.amount) for one in gate.usage(first, last)] == [
+        ("credits", Decimal("8.2501")),
+        ("requests", Decimal(3)),
+    ]
+
+
 # CSV ------------------------------------------------------------------------------------------------------------------
 
 

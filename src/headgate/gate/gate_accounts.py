@@ -8,7 +8,15 @@ from typing import Final, NamedTuple
 from headgate.errors import refuse
 from headgate.flow import Flow, adrive, drive, in_thread
 from headgate.gate import changes
-from headgate.gate.account_asks import HOLDS, USAGE, AccountAsks, asks_of_one, check_session, restored_asks
+from headgate.gate.account_asks import (
+    HOLDS,
+    USAGE,
+    AccountAsks,
+    asks_of_one,
+    check_session,
+    read_metered_unit,
+    restored_asks,
+)
 from headgate.gate.account_holds import AccountHoldSummary, LimitStatus, limit_status, named_costs
 from headgate.gate.accounts import NO_ACCOUNT, SLOTS, Bound, is_name, is_within, join_path, split_path
 from headgate.gate.gate_holds import NO_AGENT_RULES, GateHolds, StoreCall, acall_store, call_store
@@ -224,15 +232,16 @@ class GateAccounts(GateHolds):
         return USAGE, max(start, self._kept_since()[0]), end, root
 
     def _usage(self, rows: Iterable[UsageRow], account: str | None) -> list[Usage]:
-        accounts = self._lookup.effective.accounts
-        zone, found = zone_of(accounts.zone), []
+        zone = zone_of(self._lookup.effective.accounts.zone)
+        found: dict[tuple[date, str, str, str], Decimal] = {}
         for row in rows:
-            path, tool, resource = row.key.split("\t")
+            path, tool, unit = row.key.split("\t")
             if account is None or is_within(path, account):
                 day = datetime.fromtimestamp(row.start // 1_000_000, UTC).astimezone(zone).date()
-                amount = Decimal(row.amount).scaleb(-accounts.units.get(resource, 0))
-                found.append(Usage(day, path, tool, resource, amount))
-        return sorted(found)
+                resource, decimals = read_metered_unit(unit)
+                of = (day, path, tool, resource)
+                found[of] = found.get(of, Decimal(0)) + Decimal(row.amount).scaleb(-decimals)
+        return sorted([Usage(*of, amount) for of, amount in found.items()])
 
     # Changes ---------------------------------------------------------------------------------------------------------
 
