@@ -44,7 +44,7 @@ def usd(gate: Gate, *by: str, account: str | None = None) -> dict[tuple[str, ...
     return {one.group[:-1]: str(one.amount) for one in totals if one.group[-1] == "usd"}
 
 
-def test_f5_usage_is_added_up_by_period_account_agent_tool_and_resource() -> None:
+def test_f1_usage_is_added_up_by_period_account_agent_tool_and_resource() -> None:
     gate, clock = gate_at(2026, 10, 31, 12)
     spend(gate, "planner", "1", "web")
     spend(gate, "cook", "0.5")
@@ -193,6 +193,19 @@ def test_f5_what_is_settled_or_extended_without_having_been_named_is_counted(ope
     gate.hold("bob", {}).settle()
     assert usd(gate, "agent", "tool") == {("planner", ""): "1.500000", ("planner", "web"): "0.250000"}
     assert [str(one.left) for one in gate.account("acme").limits] == ["8.250000"]
+
+
+def test_f1_usage_of_an_own_unit_stays_what_it_was_when_its_decimals_change(opened: tuple[Store, ManualClock]) -> None:
+    store, _ = opened
+    gate = Gate(store=store)
+    for decimals, cost in ((2, "1.25"), (4, "0.0001"), (0, 7)):
+        gate = Gate(Policy(accounts={"units": {"credits": {"decimals": decimals}}}), store=store)
+        gate.hold("planner", {"credits": cost}).settle()
+    first, last = gate.usage_days()
+    assert [(one.resource, one.amount) for one in gate.usage(first, last)] == [
+        ("credits", Decimal("8.2501")),
+        ("requests", Decimal(3)),
+    ]
 
 
 # CSV ------------------------------------------------------------------------------------------------------------------

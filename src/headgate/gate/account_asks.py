@@ -25,6 +25,7 @@ from headgate.limits.fixed import UNLIMITED
 from headgate.limits.meter import Meter
 from headgate.limits.notation import parse
 from headgate.limits.numbers import LARGEST, cost_in
+from headgate.limits.units import BUILT_IN
 from headgate.stores.base import Ask
 
 HOLDS: Final = "accounts"
@@ -74,7 +75,7 @@ class AccountAsks:
         self._zone: Final = zone
         meter = _meter(zone)
         home = (HOLDS, self.root, UNLIMITED, "")
-        meters = [(USAGE, f"{path}\t{tool}\t{name}", meter, self.root) for name, _ in resources[:metered]]
+        meters = [(USAGE, f"{path}\t{tool}\t{metered_unit(*one)}", meter, self.root) for one in resources[:metered]]
         self._fixed: Final[list[tuple[str, str, Limit, str]]] = [home, *meters]
         self._limits: Final = [
             (f"account:{resources[row.resource][0]}{row.tool and ':' + row.tool}", row.path, row.limit) for row in rows
@@ -143,6 +144,17 @@ class AccountAsks:
     def bound_of(self, row: LimitRow, session: str) -> Bound:
         path = row.path or session_path(self.path, session)
         return Bound(path, self.resources[row.resource][0], row.tool)
+
+
+def metered_unit(resource: str, decimals: int) -> str:
+    """A resource as usage names it. An own unit has its decimals there, which another policy may change."""
+    return resource if resource in BUILT_IN or resource == REQUESTS else f"{resource}:{decimals}"
+
+
+def read_metered_unit(text: str) -> tuple[str, int]:
+    """The resource, and its decimals."""
+    name, _, decimals = text.partition(":")
+    return name, int(decimals) if decimals else BUILT_IN.get(name, 0)
 
 
 def account_asks(

@@ -2,12 +2,21 @@
 
 from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta, tzinfo
+from decimal import Decimal
 from typing import Final, NamedTuple
 
 from headgate.errors import refuse
 from headgate.flow import Flow, adrive, drive, in_thread
 from headgate.gate import changes
-from headgate.gate.account_asks import HOLDS, USAGE, AccountAsks, asks_of_one, check_session, restored_asks
+from headgate.gate.account_asks import (
+    HOLDS,
+    USAGE,
+    AccountAsks,
+    asks_of_one,
+    check_session,
+    read_metered_unit,
+    restored_asks,
+)
 from headgate.gate.account_holds import AccountHoldSummary, LimitStatus, limit_status, named_costs
 from headgate.gate.accounts import (
     NO_ACCOUNT,
@@ -227,14 +236,15 @@ class GateAccounts(GateHolds):
         return USAGE, max(start, self._usage_moments()[0]), end, root
 
     def _usage(self, rows: Iterable[UsageRow], account: str | None) -> list[Usage]:
-        accounts = self._lookup.effective.accounts
-        zone, found = zone_of(accounts.zone), []
+        zone = zone_of(self._lookup.effective.accounts.zone)
+        found: dict[tuple[date, str, str, str], Decimal] = {}
         for row in rows:
-            path, tool, resource = row.key.split("\t")
+            path, tool, unit = row.key.split("\t")
             if account is None or is_within(path, account):
-                amount = in_units(row.amount, accounts.units.get(resource, 0))
-                found.append(Usage(_day_at(row.start, zone), path, tool, resource, amount))
-        return sorted(found)
+                resource, decimals = read_metered_unit(unit)
+                of = (_day_at(row.start, zone), path, tool, resource)
+                found[of] = found.get(of, Decimal(0)) + in_units(row.amount, decimals)
+        return sorted([Usage(*of, amount) for of, amount in found.items()])
 
     # Changes ---------------------------------------------------------------------------------------------------------
 
