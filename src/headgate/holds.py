@@ -51,12 +51,13 @@ class HoldAttempt:
         forced: bool = False,
         make: Callable[..., Hold] = Hold,
         own_id: bool = False,
+        checked_id: bool = False,
     ) -> None:
-        """`own_id`: nobody else knows the id. `make` is `Hold` or a subclass, called with the arguments of `Hold`."""
+        """`own_id`: nobody else knows the id. `checked_id`: it needs no check. `make` gets the arguments of `Hold`."""
         self._owner: Final = owner
         self._store: Final = owner.hold_store
         self._asks: Final = asks
-        self._terms: Final = _terms(lease, hold_id, on_expiry, keep, note, shape, most, forced)
+        self._terms: Final = _terms(lease, hold_id, checked_id, on_expiry, keep, note, shape, most, forced)
         self._make: Final = make
         self._own_id: Final = own_id or hold_id is None
         self._max_age: Final = None if max_age is None else microseconds("hold max_age", max_age)
@@ -178,13 +179,21 @@ def new_id() -> str:
 
 
 def _terms(
-    lease: object, hold_id: object, on_expiry: object, keep: object, note: str, shape: str, most: int, forced: bool
+    lease: object,
+    hold_id: object,
+    checked_id: bool,
+    on_expiry: object,
+    keep: object,
+    note: str,
+    shape: str,
+    most: int,
+    forced: bool,
 ) -> HoldTerms:
     """The terms of a hold, from what a caller gives."""
     if on_expiry not in ("keep", "release"):
         refuse("hold on_expiry", "'keep' or 'release'", on_expiry)
     return HoldTerms(
-        HOLD_IDS.new() if hold_id is None else check_id(hold_id),
+        HOLD_IDS.new() if hold_id is None else str(hold_id) if checked_id else check_id(hold_id),
         lease_of(lease),
         on_expiry == "release",
         microseconds("hold keep", keep, LONGEST_LEASE),

@@ -31,7 +31,7 @@ def gate(running_hub: StartHub) -> Iterator[Gate]:
         yield hub.hub.gate
 
 
-def test_f7_the_tree_shows_spent_held_left_and_when_it_resets(gate: Gate, headgate: Command) -> None:
+def test_f1_the_tree_shows_spent_held_left_and_when_it_resets(gate: Gate, headgate: Command) -> None:
     gate.hold("planner", {"usd": "12.5"}).settle()
     gate.hold("planner", {"usd": "0.000001"})
     assert headgate("accounts") == (
@@ -45,7 +45,7 @@ def test_f7_the_tree_shows_spent_held_left_and_when_it_resets(gate: Gate, headga
     )
 
 
-def test_f7_an_agent_is_shown_with_its_accounts(gate: Gate, headgate: Command) -> None:
+def test_f1_an_agent_is_shown_with_its_accounts(gate: Gate, headgate: Command) -> None:
     gate.hold("planner", {"usd": "12.5"})
     code, out, _ = headgate("agents", "planner")
     assert code == 0
@@ -59,7 +59,7 @@ def test_f7_an_agent_is_shown_with_its_accounts(gate: Gate, headgate: Command) -
     assert "account" not in headgate("agents", "writer")[1]
 
 
-def test_f7_more_accounts_than_a_page_are_listed_in_order(gate: Gate, printed_json: Callable[..., Any]) -> None:
+def test_f1_more_accounts_than_a_page_are_listed_in_order(gate: Gate, printed_json: Callable[..., Any]) -> None:
     for number in range(130):
         gate.set_account_limit(f"org {number:03}/team", "usd", "1 in all")
     found = [one["path"] for one in printed_json("accounts")["accounts"]]
@@ -70,7 +70,7 @@ def test_f7_more_accounts_than_a_page_are_listed_in_order(gate: Gate, printed_js
     ]  # fmt: skip
 
 
-def test_f7_a_limit_for_a_tool_is_set_and_taken_back(gate: Gate, headgate: Command) -> None:
+def test_f1_a_limit_for_a_tool_is_set_and_taken_back(gate: Gate, headgate: Command) -> None:
     _, out, _ = headgate("accounts", "set", "acme/search", "requests=5/minute", "tokens=9 in all", "--tool", "web")
     assert "requests by web  5/minute" in out
     assert "tokens by web    9 tokens in all" in out
@@ -88,7 +88,7 @@ def test_f7_a_limit_for_a_tool_is_set_and_taken_back(gate: Gate, headgate: Comma
     ]
 
 
-def test_f7_an_agent_is_shown_and_limited_by_its_path(gate: Gate, headgate: Command) -> None:
+def test_f1_an_agent_is_shown_and_limited_by_its_path(gate: Gate, headgate: Command) -> None:
     code, out, err = headgate("accounts", "set", "acme/search/planner", "usd=3 in all")
     assert (code, err) == (0, "note: no agent named planner is registered\n")
     assert out.splitlines()[1].startswith("acme/search/planner  -     usd       3 usd in all")
@@ -135,7 +135,7 @@ def test_bad_input_is_told_and_changes_nothing(
     assert gate.history() == []
 
 
-def test_f7_holds_are_listed_and_one_is_cancelled(gate: Gate, headgate: Command) -> None:
+def test_f1_holds_are_listed_and_one_is_cancelled(gate: Gate, headgate: Command) -> None:
     gate.hold("planner", {"usd": "3", "tokens": 7}, session="run-1", tool="web", lease=90, hold_id="first")
     gate.hold("planner", {"usd": "1"}, lease=100, hold_id="second")
     assert headgate("holds", "list", "acme")[1].splitlines()[1:] == [
@@ -149,7 +149,7 @@ def test_f7_holds_are_listed_and_one_is_cancelled(gate: Gate, headgate: Command)
     assert gate.account("acme").limits[0].left == 99
 
 
-def test_f5_usage_is_a_table_json_and_csv(gate: Gate, headgate: Command, printed_json: Callable[..., Any]) -> None:
+def test_f1_usage_is_a_table_json_and_csv(gate: Gate, headgate: Command, printed_json: Callable[..., Any]) -> None:
     gate.hold("planner", {"usd": "2.5"}, tool="web").settle()
     gate.hold("=1+1", {"usd": "1"}).settle()
     assert headgate("usage", "acme", "--by", "month,agent,tool")[1] == (

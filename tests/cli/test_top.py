@@ -504,7 +504,7 @@ def test_an_unforeseen_error_is_shown_and_the_polling_goes_on() -> None:
 # Accounts -------------------------------------------------------------------------------------------------------------
 
 
-def test_f7_a_key_switches_to_the_accounts_the_worst_first_and_back() -> None:
+def test_f1_a_key_switches_to_the_accounts_the_worst_first_and_back() -> None:
     policy = Policy(
         accounts={
             "at": {"acme": {"usd": "100 in all"}, "acme/search": {"usd": "10 in all"}, "[b]x": {"usd": "9 in all"}}
@@ -534,7 +534,7 @@ def test_f7_a_key_switches_to_the_accounts_the_worst_first_and_back() -> None:
         drive(app, play)
 
 
-def test_f7_a_viewer_is_told_that_accounts_need_the_admins_token(shared: Running) -> None:
+def test_f1_a_viewer_is_told_that_accounts_need_the_admins_token(shared: Running) -> None:
     app = view(shared, VIEWER)
 
     async def play(pilot: Pilot[int]) -> None:

@@ -458,6 +458,24 @@ def test_f1_an_ended_session_leaves_nothing(gate: Gate) -> None:
     assert left(gate, "planner")["usd of acme/search"] == "1.000000"
 
 
+def test_f1_every_agent_and_every_id_can_hold(gate: Gate) -> None:
+    assert gate.hold("%" * 128, {}, hold_id="x" * 200)
+    assert gate.find_hold("%" * 128, "x" * 200).state == "open"
+    with pytest.raises(InvalidInput, match="hold_id: expected 1 to 200 characters"):
+        gate.hold("planner", {}, hold_id="x" * 201)
+
+
+def test_f1_a_repeated_id_is_the_same_hold_after_a_move(gate: Gate) -> None:
+    gate.hold("planner", {"tokens": 10}, hold_id="i")
+    gate.set_agent_account("planner", "umbrella")
+    again = gate.hold("planner", {"tokens": 10}, hold_id="i")
+    assert (again.account, again.state) == ("acme/search/planner", "open")
+    with pytest.raises(HoldError, match="expected the costs with which it is open"):
+        gate.hold("planner", {"tokens": 11}, hold_id="i")
+    assert sum(one.amount for one in gate.usage(START, START) if one.resource == "tokens") == 10
+    assert gate.hold("planner", {"tokens": 1}, hold_id="j").account == "umbrella/-/planner"
+
+
 def test_f1_a_policy_with_a_shorter_lease_shortens_the_default(store: Store, clock: ManualClock) -> None:
     gate = Gate(Policy(accounts={"max_lease": 5}), store=store)
     hold = gate.hold("planner", {})

@@ -230,6 +230,14 @@ def test_f1_changes_of_accounts_survive_compaction_and_another_policy() -> None:
     assert rules is None or rules.account == ""
 
 
+def test_f1_with_fewer_levels_an_agent_stays_with_the_account_above() -> None:
+    gate = Gate(Policy(**SETTINGS))
+    gate.set_agent_account("writer", "acme/ops")
+    edits = [edit for change in gate.history() for edit in change.edits]
+    fewer = effective(Policy(accounts={"levels": ["org", "agent", "session"]}), edits)
+    assert fewer.rules_of("writer").account == "acme"
+
+
 @pytest.mark.parametrize(
     ("call", "text"),
     [

@@ -71,7 +71,7 @@ def test_f1_usage_is_added_up_by_period_account_agent_tool_and_resource() -> Non
     assert gate.usage_totals(*days, by="month,org") == gate.usage_totals(*days, by=["month", "org"])
 
 
-def test_f5_the_async_twin_tells_the_same(runner: Any) -> None:
+def test_f1_the_async_twin_tells_the_same(runner: Any) -> None:
     gate, _ = gate_at(2026, 10, 31)
     spend(gate, "planner", "1.25")
     days = gate.usage_days()
@@ -112,7 +112,7 @@ HOLDS = st.lists(
 
 
 @given(HOLDS, st.permutations(["month", "team", "agent", "tool"]), st.integers(0, 4))
-def test_f5_totals_are_what_was_settled_to_the_unit(
+def test_f1_totals_are_what_was_settled_to_the_unit(
     holds: list[tuple[str, str | None, int, Any, int]], groups: list[str], count: int
 ) -> None:
     gate, clock = gate_at(2026, 1, 1)
@@ -156,7 +156,7 @@ def opened(request: pytest.FixtureRequest) -> Iterator[tuple[Store, ManualClock]
         yield store, clock
 
 
-def test_f5_13_months_are_kept_and_the_14th_is_dropped(opened: tuple[Store, ManualClock]) -> None:
+def test_f1_13_months_are_kept_and_the_14th_is_dropped(opened: tuple[Store, ManualClock]) -> None:
     store, clock = opened
     gate = Gate(POLICY, store=store)
     spend(gate, "cook", "100")  # which never spends again
@@ -174,7 +174,7 @@ def test_f5_13_months_are_kept_and_the_14th_is_dropped(opened: tuple[Store, Manu
         assert usd(gate, "month") == kept, "a minute before midnight"
 
 
-def test_f5_days_that_are_kept_are_those_of_the_zone() -> None:
+def test_f1_days_that_are_kept_are_those_of_the_zone() -> None:
     clock = clock_at(2026, 10, 31, 23)
     policy = Policy(accounts={"zone": "Europe/Berlin"})
     gate = Gate(policy, store=MemoryStore(clock=clock))
@@ -184,7 +184,7 @@ def test_f5_days_that_are_kept_are_those_of_the_zone() -> None:
     assert Gate(policy, store=MemoryStore(clock=clock_at(1970, 2, 1))).usage_days()[0] == date(1970, 1, 1)
 
 
-def test_f5_what_is_settled_or_extended_without_having_been_named_is_counted(opened: tuple[Store, ManualClock]) -> None:
+def test_f1_what_is_settled_or_extended_without_having_been_named_is_counted(opened: tuple[Store, ManualClock]) -> None:
     store, _ = opened
     policy = Policy(accounts={"default": {"org": {"usd": "10 in all"}}, "tools": ["web"]}, agents=AGENTS)
     gate = Gate(policy, store=store)
@@ -211,7 +211,7 @@ def test_f1_usage_of_an_own_unit_stays_what_it_was_when_its_decimals_change(open
 # CSV ------------------------------------------------------------------------------------------------------------------
 
 
-def test_f5_csv_has_no_formulas() -> None:
+def test_f1_csv_has_no_formulas() -> None:
     hostile = ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "\uff1d1+1", "\uff20x", 'a,"b"', "plain", "-/-/planner"]
     totals = [UsageTotal((name, "usd"), Decimal("1E+3")) for name in hostile]
     lines = usage_csv(["agent", "resource"], totals).split("\r\n")

@@ -75,7 +75,7 @@ def limits(found: dict[str, Any]) -> dict[str, tuple[str, str]]:
 # The tree -------------------------------------------------------------------------------------------------------------
 
 
-def test_f7_accounts_are_listed_as_a_tree_with_spent_held_and_left(gate: Gate, admin: httpx.Client) -> None:
+def test_f1_accounts_are_listed_as_a_tree_with_spent_held_and_left(gate: Gate, admin: httpx.Client) -> None:
     gate.hold("planner", {"usd": "3"}).settle({"usd": "2.5"})
     gate.hold("writer", {"usd": "4"})
     found = ok(admin.get(ACCOUNTS))
@@ -97,7 +97,7 @@ def test_f7_accounts_are_listed_as_a_tree_with_spent_held_and_left(gate: Gate, a
     assert limits(found["accounts"][2]) == {"usd": ("50 usd/calendar day", "plan")}
 
 
-def test_f7_the_tree_is_paged_and_can_begin_below_an_account(admin: httpx.Client) -> None:
+def test_f1_the_tree_is_paged_and_can_begin_below_an_account(admin: httpx.Client) -> None:
     def page(**query: Any) -> tuple[list[str], bool]:
         found = ok(admin.get(ACCOUNTS, params=query))
         return [one["path"] for one in found["accounts"]], found["more"]
@@ -111,7 +111,7 @@ def test_f7_the_tree_is_paged_and_can_begin_below_an_account(admin: httpx.Client
     refused(admin.get(ACCOUNTS, params={"limit": 101}))
 
 
-def test_f7_one_account_an_agent_and_a_session_are_shown(gate: Gate, hub: Running, admin: httpx.Client) -> None:
+def test_f1_one_account_an_agent_and_a_session_are_shown(gate: Gate, hub: Running, admin: httpx.Client) -> None:
     hub.register("planner")
     gate.hold("planner", {"usd": "3"}, session="run-1")
     found = ok(admin.get(account("acme")))
@@ -133,7 +133,7 @@ def test_f7_one_account_an_agent_and_a_session_are_shown(gate: Gate, hub: Runnin
 # Limits ---------------------------------------------------------------------------------------------------------------
 
 
-def test_f7_several_limits_and_a_plan_are_one_change_with_its_author(gate: Gate, admin: httpx.Client) -> None:
+def test_f1_several_limits_and_a_plan_are_one_change_with_its_author(gate: Gate, admin: httpx.Client) -> None:
     gate.hold("planner", {"usd": "3"}).settle()
     body = {
         "usd": "7/calendar day",
@@ -244,7 +244,7 @@ def test_names_with_slashes_and_percent_signs_are_paths_of_their_own(gate: Gate,
 # Levels and plans -----------------------------------------------------------------------------------------------------
 
 
-def test_f7_limits_of_levels_and_plans_are_set_and_taken_back(admin: httpx.Client) -> None:
+def test_f1_limits_of_levels_and_plans_are_set_and_taken_back(admin: httpx.Client) -> None:
     before = ok(admin.get(DEFAULTS))
     assert before["levels"] == ["org", "team", "agent", "session"]
     assert (before["resources"][:2], before["tools"], before["zone"]) == (["requests", "slots"], ["web"], "UTC")
@@ -305,7 +305,7 @@ def test_b6_an_agent_is_moved_and_given_a_plan_in_one_change(hub: Running, gate:
 # Holds ----------------------------------------------------------------------------------------------------------------
 
 
-def test_f7_open_holds_of_an_account_are_listed(gate: Gate, admin: httpx.Client) -> None:
+def test_f1_open_holds_of_an_account_are_listed(gate: Gate, admin: httpx.Client) -> None:
     gate.hold("planner", {"usd": "3"}, session="run-1", tool="web", lease=90, hold_id="first")
     gate.hold("cook", {"usd": "1"}, hold_id="second")
     found = ok(admin.get(f"{account('acme/search')}/holds"))
@@ -331,7 +331,7 @@ def spend_some(gate: Gate, clock: ManualClock) -> None:
     gate.hold("=cmd|' /C calc'!A0", {"usd": "4"}).settle()
 
 
-def test_f5_usage_is_told_by_month_and_resource_and_as_csv(gate: Gate, clock: ManualClock, admin: httpx.Client) -> None:
+def test_f1_usage_is_told_by_month_and_resource_and_as_csv(gate: Gate, clock: ManualClock, admin: httpx.Client) -> None:
     spend_some(gate, clock)
     found = ok(admin.get(USAGE))
     assert (found["from"], found["to"], found["zone"], found["by"]) == (
@@ -373,7 +373,7 @@ def test_bad_queries_of_usage_are_refused(admin: httpx.Client, query: dict[str, 
         assert refused(admin.get(path, params=query)).startswith(message)
 
 
-def test_f5_too_many_totals_are_refused(gate: Gate, admin: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f1_too_many_totals_are_refused(gate: Gate, admin: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.hub.api.admin_usage_routes.MAX_TOTALS", 5)
     for number in range(3):
         gate.hold(f"agent {number}", {"usd": "1"})

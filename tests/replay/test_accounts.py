@@ -46,7 +46,7 @@ def accounts(report: Report) -> AccountsReport:
     return found
 
 
-def test_f7_costs_in_a_log_are_held_and_settled_on_accounts(tmp_path: Path) -> None:
+def test_f1_costs_in_a_log_are_held_and_settled_on_accounts(tmp_path: Path) -> None:
     call = {"agent": "planner", "costs": {"tokens": 100, "usd": 0.5}, "session": 7, "tool": "web"}
     given = [{"time": START + number, **call} for number in range(5)]
     given += [{"time": START + 3600 + number, "agent": "cook", "costs": {"usd": "2"}} for number in range(2)]
@@ -62,7 +62,7 @@ def test_f7_costs_in_a_log_are_held_and_settled_on_accounts(tmp_path: Path) -> N
     ]  # fmt: skip
 
 
-def test_f7_sessions_are_told_together_and_agents_without_accounts_too(tmp_path: Path) -> None:
+def test_f1_sessions_are_told_together_and_agents_without_accounts_too(tmp_path: Path) -> None:
     calls = [{"time": START, "agent": "stray", "costs": {"usd": 3}, "session": name} for name in ("a", "b")]
     calls.append({"time": START, "agent": "stray", "costs": {"usd": 1}, "session": "c"})
     found = accounts(replay([lines(tmp_path, *calls)], {"a policy": POLICY}))
@@ -87,7 +87,7 @@ HOLDS = st.lists(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(HOLDS, st.booleans())
-def test_f7_every_hold_is_that_of_a_gate(
+def test_f1_every_hold_is_that_of_a_gate(
     tmp_path: Path, holds: list[tuple[int, str, dict[str, Any], str | None, str | None]], enforce: bool
 ) -> None:
     policy = Policy(

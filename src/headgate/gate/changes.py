@@ -363,8 +363,7 @@ def _with_rules(before: AgentRules, policy: Policy, edit: Edit) -> AgentRules:
         return replace(before, plan=policy.agent_plans.get(edit.agent, "") if edit.value is None else edit.value)
     if edit.kind == "account":
         path = policy.agent_accounts.get(edit.agent, "") if edit.value is None else edit.value
-        if path and level_of(path) >= policy.accounts.agent_level:
-            return before  # of a policy with more levels
+        path = "/".join(path.split("/")[: policy.accounts.agent_level])  # a policy may have had more levels
         former = [before.account, *before.former] if path != before.account else list(before.former)
         return replace(before, account=path, former=tuple([one for one in former if one != path][:_FORMER]))
     places = places_of(policy, edit)

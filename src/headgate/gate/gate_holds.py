@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from headgate._limiter_hot import KEEP
-from headgate.errors import UnknownHold, refuse
+from headgate.errors import HoldError, UnknownHold, refuse
 from headgate.events import AccountAlerted, HoldChecked
 from headgate.flow import Flow, adrive, drive
 from headgate.gate._hot import EXEMPT
@@ -21,6 +21,7 @@ from headgate.gate.account_holds import (
     HoldTemplate,
     alert_share,
     check_lease,
+    named_costs,
 )
 from headgate.gate.accounts import Bound, is_within, join_path
 from headgate.gate.changes import Effective
@@ -36,6 +37,7 @@ from headgate.limits.violations import Standing
 from headgate.stores.base import Ask, Offence
 from headgate.stores.holds import (
     DENIED,
+    OPEN,
     AccountStore,
     HoldAnswer,
     ListedHold,
@@ -164,6 +166,10 @@ class GateHolds(GateChanges):
             check_lease(lease_of(lease), lease, accounts.max_lease)
         made = asks.asks(taken, template.session)
         store_id = _store_id(template.agent, new_id() if hold_id is None else check_id(hold_id))
+        if hold_id is not None and self._lookup.effective.rules_of(template.agent).former:
+            before = yield from self._find_repeated(template, taken, hold_id)
+            if before is not None:
+                return before
         offence = Offence(AGENTS, template.agent, self._lookup.backoff) if template.mode == "enforced" else None
         wait = NEVER if self._lookup.block_of(template.agent) is not None else 0
         if offence is not None and not wait and offence.backoff.enforce:
@@ -186,12 +192,26 @@ class GateHolds(GateChanges):
                 forced=template.mode != "enforced",
                 make=AccountHold,
                 own_id=hold_id is None,
+                checked_id=True,
             )
             hold = yield _MakeHold(attempt, asks.path, timeout)
         violation: Violation | None = None
         if not hold and offence is not None and self._is_own(hold, bool(wait)):
             violation = yield StoreCall(store.record_violation, store.arecord_violation, (offence,))
         return self._decided(hold, violation)
+
+    def _find_repeated(
+        self, template: HoldTemplate, costs: Sequence[int], hold_id: str
+    ) -> Flow[StoreCall, AccountHold | None]:
+        """The hold with this id of an agent that has moved: it may have been made in a former account."""
+        try:
+            found = yield from self._find_hold(template.agent, hold_id)
+        except UnknownHold:
+            return None
+        asked = named_costs(template.asks, template.asks.by_ask(costs))
+        if found.state == OPEN and found.costs != asked:
+            raise HoldError(f"hold {hold_id!r}: expected the costs with which it is open, {found.costs}, got {asked}")
+        return found
 
     def _template(
         self, agent: object, costs: object, session: object, tool: object
