@@ -146,7 +146,8 @@ def read_denial(body: bytes) -> ProblemDetails | None:
         given.get("retry_after_ms", 1000),
         given.get("tier", ""),
         tuple(names) if isinstance(names, list) else (),
+        Bound(*[given.get(name, "") for name in Bound._fields]) if "account" in given else None,
     )
-    texts = (found.detail, found.tier, *found.policies)
+    texts = (found.detail, found.tier, *found.policies, *(found.bound or ()))
     valid = is_count(found.status) and is_count(found.retry_after_ms) and all(isinstance(text, str) for text in texts)
     return found if valid else None
