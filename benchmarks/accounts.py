@@ -127,24 +127,24 @@ class Scale(NamedTuple):
 
 
 FULL: Final = Scale(
-    rounds=25,
+    rounds=15,
     memory_calls=2_000,
     calls=200,
     task_calls=30,
     open=100_000,
     processes=(1, 2, 4),
-    seconds=5,
+    seconds=4,
     litellm=litellm_contest.Scale(rounds=12, requests=20, repetitions=10),
 )
 QUICK: Final = Scale(
-    rounds=3,
+    rounds=8,
     memory_calls=200,
     calls=50,
     task_calls=5,
     open=5_000,
     processes=(1, 2, 4),
     seconds=0.5,
-    litellm=litellm_contest.Scale(rounds=2, requests=4, repetitions=3),
+    litellm=litellm_contest.Scale(rounds=5, requests=4, repetitions=3),
 )
 
 
