@@ -396,6 +396,44 @@ def test_holds_are_listed(clock: ManualClock) -> None:
     assert limiter.list_holds("a") == []
 
 
+def test_holds_are_listed_with_ids_that_nobody_has_asked_for_before(clock: ManualClock) -> None:
+    limiter = make("100/minute", clock)
+    holds = [limiter.hold("a", cost) for cost in (1, 2, 3)]
+    holds[2].cancel()
+    first, second = limiter.list_holds("a")
+    assert sorted([int(first.cost), int(second.cost)]) == [1, 2]
+    assert first.state == second.state == "open"
+    assert {first.id, second.id} == {hold.id for hold in holds[:2]}
+    limiter.find_hold("a", holds[0].id).settle(5)
+    with pytest.raises(HoldError, match="expected cost 5, with which it is settled, got cost 4"):
+        holds[0].settle(4)
+    assert holds[0].settle(5).remaining == left(limiter) == 93
+
+
+def test_an_id_that_is_asked_for_after_the_end_is_found(clock: ManualClock) -> None:
+    limiter = make("100/minute", clock)
+    hold = limiter.hold("a", 5)
+    hold.settle(3)
+    assert hold.settle(3).remaining == 97
+    assert limiter.find_hold("a", hold.id).state == "settled"
+    with pytest.raises(HoldError, match="expected cost 3, with which it is settled, got cost 4"):
+        hold.settle(4)
+    clock.advance(86_400)
+    with pytest.raises(UnknownHold):
+        limiter.find_hold("a", hold.id)
+
+
+def test_settled_holds_whose_id_nobody_knows_are_not_kept(clock: ManualClock) -> None:
+    limiter = make("100000/minute", clock)
+    kept = limiter.hold("b", 1)
+    for number in range(1000):
+        hold = limiter.hold("a", 5)
+        (hold.cancel if number % 2 else hold.settle)()
+    assert isinstance(limiter.store, MemoryStore)
+    assert len(limiter.store.holds) == 1
+    assert kept.settle(2).remaining == 99_998
+
+
 def test_a_reset_forgets_the_holds_of_a_key(clock: ManualClock) -> None:
     limiter = make("10 usd in all; 1 in flight", clock)
     hold = limiter.hold("a", 8)

@@ -222,7 +222,10 @@ class Limiter(LimiterChecks, Closable):
         )
 
     def list_holds(self, key: str, count: int = 100) -> list[HoldSummary]:
-        """Holds of a key that are open or expired, those that end first at the front; in memory settled ones, too."""
+        """Holds of a key that are open or expired, those that end first at the front.
+
+        In memory there are settled ones, too, if somebody gave or asked for their id.
+        """
         found = self._holds.hold_store.list_holds(self._name, key_of(key), whole("count", count))
         return [summarize(one, self._decimals) for one in found]
 

@@ -4,11 +4,24 @@ import threading
 
 import pytest
 
-from headgate import AllOf, Budget, Limit, ManualClock, MemoryStore, SlidingWindow, Slots, per_day, per_second
+from headgate import (
+    AllOf,
+    Budget,
+    Hold,
+    Limit,
+    Limiter,
+    ManualClock,
+    MemoryStore,
+    SlidingWindow,
+    Slots,
+    per_day,
+    per_second,
+)
 from headgate.errors import HoldError, UnknownHold
 from headgate.limits.slots import Leases
 from headgate.stores.base import Ask, Verb
 from headgate.stores.holds import HoldAnswer, HoldTerms
+from tests.support.finalizers import ALLOCATIONS, interrupt
 from tests.support.threads import run_together
 
 THREADS = 8
@@ -62,6 +75,54 @@ def test_a7_threads_that_hold_and_settle_are_counted_exactly(limit: Limit) -> No
         left += 1
     assert counted + left == max(500, counted)
     assert counted < 500 + 2 * THREADS, "what is settled in excess may pass the limit, each time once"
+
+
+@pytest.mark.usefixtures("_switching")
+@pytest.mark.parametrize("limit", [per_day(500), Budget(500, "month"), AllOf([per_day(500), per_day(600)])], ids=str)
+def test_a7_threads_that_settle_holds_without_an_id_are_counted_exactly(limit: Limit) -> None:
+    """While others list them, and let some be forgotten."""
+    store = MemoryStore(clock=ManualClock())
+    limiter = Limiter(limit, store=store)
+
+    def work(number: int) -> int:
+        counted = 0
+        for i in range(ROUNDS):
+            if number == 0 and i % 5 == 0:
+                limiter.list_holds("key")
+                limiter.reset("other")
+            limiter.hold("other", 1)
+            hold = limiter.hold("key", 3)
+            if hold:
+                actual = (number + i) % 5
+                hold.settle(actual)
+                counted += actual
+            counted += bool(limiter.check("key"))
+        return counted
+
+    counted = sum(run_together(THREADS, work))
+    left = 0
+    while limiter.check("key"):
+        left += 1
+    assert counted + left == max(500, counted)
+    assert counted < 500 + 2 * THREADS
+    assert all(one.state == "settled" for one in limiter.list_holds("key"))
+
+
+def test_a7_a_hold_within_a_hold_is_counted_exactly() -> None:
+    for allocation in ALLOCATIONS:
+        limiter, inner = Limiter(per_day(5), store=MemoryStore(clock=ManualClock())), []
+        held = limiter.hold("key", 1)
+
+        def hold(limiter: Limiter = limiter) -> Hold:
+            return limiter.hold("key", 3)
+
+        outer = interrupt(hold, lambda: inner.append(hold()), allocation)  # noqa: B023
+        assert [bool(one) for one in (outer, *inner)].count(True) == 1, allocation
+        interrupt(lambda: held.settle(0), lambda: [one.settle(1) for one in inner if one], allocation)  # noqa: B023
+        outer = outer or inner[0]
+        if outer.state == "open":
+            outer.settle(1)
+        assert limiter.peek("key").remaining == 4, allocation
 
 
 @pytest.mark.usefixtures("_switching")
