@@ -363,8 +363,8 @@ def markdown(results: Results) -> str:
         "processor's; on a server it is wall time. Both in the best round; contenders take turns within a round. An "
         f"open hold needs {results.bytes_per_hold:.0f} bytes in the server, and one on 5 levels "
         f"{results.bytes_on_levels:.0f}: the growth of its memory for each of {results.open:,}. On 5 levels (with "
-        "names of 12 characters) there are two meters, three budgets and two buckets, asked of the store itself. Noise: the "
-        f"median round was up to {noise:.0%} slower than the best."
+        "names of 12 characters) there are two meters, three budgets and two buckets, asked of the store itself. "
+        f"Noise: the median round was up to {noise:.0%} slower than the best."
     )
     parts = [
         machine_line(results.machine), table(head, rows), table(crowd_head, crowds), note, bar_list(bars(results)),
