@@ -29,15 +29,19 @@ class RequestHold:
     lease ends. With `awaits`, its flows yield awaitables.
     """
 
-    __slots__ = ("_awaits", "_ended", "_hold", "_renewal", "_store")
+    __slots__ = ("__weakref__", "_awaits", "_ended", "_hold", "_renewal", "_store")
 
     def __init__(self, hold: Hold, limiter: Limiter, *, awaits: bool) -> None:
         self._hold: Final = hold
         self._store: Final = limiter.store
         self._awaits: Final = awaits
-        self._renewal: Final = _Renewal(hold)
+        self._renewal: Final = _Renewal(self, hold.renewal_interval)
         self._ended = False
         RENEWERS.add(self._store, self._renewal)
+
+    def renew(self) -> bool:
+        """Renew its lease, and say whether to go on doing so."""
+        return self._hold.renew()
 
     def extend(self, cost: ExactCost) -> Flow[object, Decision]:
         """Reserve so much more, all or nothing."""
@@ -61,17 +65,17 @@ class RequestHold:
 
 
 class _Renewal:
-    """Renews the lease of a hold as long as anybody refers to it."""
+    """Renews the lease of a request's hold as long as anybody refers to it."""
 
-    __slots__ = ("_hold", "renewal_interval")
+    __slots__ = ("_held", "renewal_interval")
 
-    def __init__(self, hold: Hold) -> None:
-        self._hold: Final = ref(hold)
-        self.renewal_interval: Final = hold.renewal_interval
+    def __init__(self, held: RequestHold, interval: int) -> None:
+        self._held: Final = ref(held)
+        self.renewal_interval: Final = interval
 
     def renew(self) -> bool:
-        hold = self._hold()
-        return hold is not None and hold.renew()
+        held = self._held()
+        return held is not None and held.renew()
 
 
 class HoldOptions(TypedDict):
