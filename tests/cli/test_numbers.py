@@ -61,7 +61,7 @@ def test_the_options_with_numbers_are_found() -> None:
     found = {str(one.id) for one in NUMBERS}
     assert found == {
         "check --cost", "replay --suggest", "replay --worst", "bench --seconds", "demo --seconds", "demo --agents",
-        "demo --seed", "alerts --limit", "changes --limit", "tasks --limit", "tasks list --limit",
+        "demo --seed", "alerts --limit", "changes --limit", "tasks --limit", "tasks list --limit", "holds list --limit",
     }  # fmt: skip
 
 

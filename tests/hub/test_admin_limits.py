@@ -345,6 +345,8 @@ def test_b6_any_name_works_on_every_route(odd_hub: tuple[Running, httpx.Client],
         assert ping(wire) == ["rate_limited"]
         assert ask("DELETE", "/api/admin/agents/{agent}/block")["blocked"] is False
         assert ask("PUT", "/api/admin/agents/{agent}/role", {"role": "viewer"}) == {"agent_id": name, "role": "viewer"}
+        account = ask("PUT", "/api/admin/agents/{agent}/account", {"account": "acme/search"})
+        assert (account["agent_id"], account["registered"]) == (name, True)
         assert ask("DELETE", "/api/admin/agents/{agent}/role") == {"agent_id": name, "role": ""}
         assert ask("POST", "/api/admin/agents/{agent}/disconnect") == {"agent_id": name, "connections": 1}
         admin.put(f"/api/admin/agents/{quote(name, safe='')}/role", json={"role": "admin"})
