@@ -84,6 +84,8 @@ class Fuzzer:
             "task_id": deque(["none"], maxlen=200),
             "hold_id": deque(["none"], maxlen=50),
             "path": [f"-/-/{name}" for name in tokens],
+            "account": ["acme", "acme/search", *[f"-/-/{name}" for name in tokens]],
+            "level": ["org", "team", "agent", "session"],
             "lease": [1, 60.5],
             "timeout": [0],
             "tool": ["", None],
