@@ -36,10 +36,16 @@ NOT_WRITING = {
 }
 
 
+PLAN = """
+[accounts.plans.pro]
+usd = "5/calendar day"
+"""
+
+
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Program]:
     policy = tmp_path / "headgate.toml"
-    policy.write_text(RAISED)
+    policy.write_text(RAISED + PLAN)
     with program(tmp_path / "data", "--config", str(policy)) as hub:
         yield hub
 
@@ -97,6 +103,13 @@ def calls(hub: Program, token: str) -> list[tuple[tuple[str, str], httpx.Request
         (ADMIN, "DELETE", "/api/admin/agents/{agent}/token", None),
         (ADMIN, "PUT", "/api/admin/agents/{agent}/block", {}),
         (ADMIN, "DELETE", "/api/admin/agents/{agent}/block", None),
+        (ADMIN, "PUT", "/api/admin/accounts/{account}", {"usd": "5/calendar day"}),
+        (ADMIN, "DELETE", "/api/admin/accounts/{account}", None),
+        (ADMIN, "PUT", "/api/admin/account-defaults/levels/{level}", {"usd": "5/calendar day"}),
+        (ADMIN, "DELETE", "/api/admin/account-defaults/levels/{level}", None),
+        (ADMIN, "PUT", "/api/admin/account-defaults/plans/{plan}", {"usd": "6/calendar day"}),
+        (ADMIN, "DELETE", "/api/admin/account-defaults/plans/{plan}", None),
+        (ADMIN, "PUT", "/api/admin/agents/{agent}/account", {"account": "acme/search"}),
         (ADMIN, "POST", "/api/admin/invitations", None),
         (ADMIN, "POST", "/api/admin/tasks", {"payload": 1}),
         (ADMIN, "POST", "/api/admin/signals", {"agent_id": "bank", "session": "s", "signal": SIGNAL}),
@@ -110,6 +123,7 @@ def calls(hub: Program, token: str) -> list[tuple[tuple[str, str], httpx.Request
     requests = []
     for secret, method, path, body in found:
         url = f"http://{hub}" + path.replace("{agent}", "exempt").replace("{name}", "plans").replace("{tier}", "heavy")
+        url = url.replace("{account}", "acme").replace("{level}", "team").replace("{plan}", "pro")
         url = url.replace("{id}", "cancelled" if path.endswith("cancel") else "held")
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         requests.append(((method, path), httpx.Request(method, url, json=body, headers=headers)))
@@ -125,6 +139,8 @@ def test_every_route_that_writes_is_unavailable_and_changes_nothing(hub: Program
         admin.put("/api/admin/rate-limits/exempt", json={"heavy": "5/second"})
         admin.put("/api/admin/agents/exempt/block", json={})
         admin.put("/api/admin/agents/exempt/role", json={"role": "viewer"})
+        for path in ("accounts/acme", "account-defaults/levels/team", "account-defaults/plans/pro"):
+            assert admin.put(f"/api/admin/{path}", json={"usd": "4/calendar day"}).status_code == 200
     with identified(hub, "bank", _rotated(hub, "bank")) as bank:
         bank.ask("message", to="planner", body="for the mailbox")
     with hub.http(token) as planner:
