@@ -1,6 +1,7 @@
 """How a server keeps holds, budgets and slots: stored forms, periods by its own clock, bounds, and other features."""
 
 import asyncio
+import random
 import struct
 import time
 from typing import Any
@@ -42,6 +43,14 @@ def left(store: RedisStore, limit: Limit) -> int:
     decision = store.apply(Verb.PEEK, asks(limit), 0)
     assert not decision.degraded
     return decision.remaining
+
+
+def test_holds_owe_nothing_to_the_seed_of_random(still: RedisStore) -> None:
+    """A program that seeds `random` in every worker would tell its holds apart by the same numbers."""
+    random.seed(1)
+    before = random.getstate()
+    still.hold(asks(per_second(10)), 0, terms())
+    assert random.getstate() == before
 
 
 # Stored forms ---------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Requests about holds to the script: see lua/holds.lua."""
 
 from collections.abc import Sequence
-from random import getrandbits
 from struct import pack
 from typing import Any, Final
 from zlib import crc32
@@ -11,6 +10,7 @@ from headgate.errors import HoldError, UnknownHold
 from headgate.limits.decision import Decision, binding_of
 from headgate.stores.asks import pieces_of, place_in
 from headgate.stores.base import Ask
+from headgate.stores.hold_ids import HOLD_IDS
 from headgate.stores.holds import (
     CANCELLED,
     DENIED,
@@ -106,7 +106,7 @@ class HoldRequest(Request[HoldAnswer]):
             for i in range(len(plan.meters)):
                 names[plan.meters[i]] += plan.days[i]
         else:
-            numbers = plan.head.pack(*rest, getrandbits(52) + 1, checksum, *costs)
+            numbers = plan.head.pack(*rest, HOLD_IDS.number(), checksum, *costs)
             numbers += b"".join([codec.periods(moment) for codec in plan.dated]) + fields
             numbers += pack("<H", len(own_id)) + own_id
             if terms is not None:
@@ -175,7 +175,7 @@ class HoldRequest(Request[HoldAnswer]):
             else:
                 texts += _NO_SHAPE
         head = plan.simple_head.pack(
-            given, flag, lease, keep, getrandbits(52) + 1, checksum, self._ahead, most, len(costs), *each
+            given, flag, lease, keep, HOLD_IDS.number(), checksum, self._ahead, most, len(costs), *each
         )
         return plan.simple_settle if terms is None else plan.simple_hold, head + block + texts
 
