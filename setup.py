@@ -35,10 +35,13 @@ COMPILED = [
     "stores/redis/hold_requests.py",
     "stores/redis/local_cache.py",
     "_hold_hot.py",
+    "hold_attempt.py",
     "_limiter_hot.py",
     "gate/immutable_map.py",
     "gate/lookup.py",
     "gate/_hot.py",
+    "gate/account_asks.py",
+    "gate/account_holds.py",
 ]
 
 

@@ -20,10 +20,11 @@ from headgate import (
     RateLimited,
     UnknownHold,
 )
-from headgate.holds import HoldAttempt, HoldSummary
+from headgate.holds import HoldAttempt, HoldSummary, hold_terms
 from headgate.lease_renewer import RENEWERS
 from headgate.limits.notation import parse
 from headgate.stores.base import Ask
+from headgate.stores.hold_ids import HOLD_IDS
 from headgate.stores.holds import MAX_OPEN_HOLDS
 
 
@@ -651,8 +652,15 @@ class Resources:
 
 def of_resources(clock: ManualClock, **options: Any) -> tuple[Resources, Hold]:
     owner = Resources(MemoryStore(clock=clock))
-    attempt = HoldAttempt(owner, owner.asks(50, 8), 60, "one", "keep", 60, None, **options)
+    attempt = attempt_at(owner, owner.asks(50, 8), hold_id="one", **options)
     return owner, attempt.made(attempt.ask())
+
+
+def attempt_at(
+    owner: Resources, asks: tuple[Ask, ...], *, hold_id: str = "", make: type[Hold] = Hold, **options: Any
+) -> HoldAttempt:
+    terms = hold_terms(hold_id or HOLD_IDS.new(), 60, "keep", 60, **options)
+    return HoldAttempt(owner, asks, terms, None, own_id=not hold_id, make=make)
 
 
 @pytest.mark.parametrize(
@@ -700,11 +708,11 @@ def test_f1_an_attempt_passes_on_what_the_hold_is_kept_with(clock: ManualClock) 
     assert found is not None
     assert (found.note, found.shape) == ("who", "what")
     asks = owner.asks(60, 1)
-    denied = HoldAttempt(owner, asks, 60, None, "keep", 60, None, make=Own)
+    denied = attempt_at(owner, asks, make=Own)
     other = denied.made(denied.ask())
     assert (bool(other), isinstance(other, Own)) == (False, True)
     assert [bool(part) for part in other.parts] == [False, True]
-    forced = HoldAttempt(owner, asks, 60, None, "keep", 60, None, forced=True)
+    forced = attempt_at(owner, asks, forced=True)
     granted = forced.made(forced.ask())
     assert (granted.state, bool(granted.decision), owner.left()) == ("open", False, [0, 1])
     assert not granted.extend({"usd": 5})
@@ -712,4 +720,4 @@ def test_f1_an_attempt_passes_on_what_the_hold_is_kept_with(clock: ManualClock) 
     granted.settle({})
     assert owner.left() == [0, 0]
     with pytest.raises(HoldError, match="at most 2 open holds of 'a', got one more"):
-        [HoldAttempt(owner, asks, 60, None, "keep", 60, None, forced=True, most=2).ask() for _ in range(2)]
+        [attempt_at(owner, asks, forced=True, most=2).ask() for _ in range(2)]

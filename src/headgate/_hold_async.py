@@ -1,16 +1,39 @@
-"""The bodies of the async twins of `headgate.Hold`, in plain Python."""
+"""The bodies of the async twins of `headgate.Hold` and of an attempt at one, in plain Python."""
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from headgate.errors import HoldError, UnknownHold
+from headgate.errors import HoldError, StoreError, UnknownHold
+from headgate.stores.base import Verb
 
 if TYPE_CHECKING:
     from headgate._hold_hot import Hold
+    from headgate.hold_attempt import HoldAttempt
     from headgate.limits.decision import Decision
 
 H = TypeVar("H", bound="Hold")
+
+
+async def ask(attempt: "HoldAttempt") -> "Decision":
+    attempt._begin()
+    return attempt._note(await attempt._store.ahold(*attempt._arguments()))
+
+
+async def perform(attempt: "HoldAttempt", verb: Verb) -> "Decision":
+    if verb is Verb.CHECK:
+        return await ask(attempt)
+    asks, low, _ = attempt._arguments()
+    return await attempt._store.aapply(verb, asks, low)
+
+
+async def made(attempt: "HoldAttempt", decision: "Decision") -> "Hold":
+    hold = attempt._made(decision)
+    if attempt._may_be_granted(hold):
+        with suppress(HoldError, StoreError):
+            await attempt._store.asettle(*attempt._cancellation(), cancel=True)
+    return hold
 
 
 async def settle(hold: "Hold", cost: object) -> "Decision":

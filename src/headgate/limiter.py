@@ -14,6 +14,7 @@ from headgate.holds import (
     PendingHold,
     check_id,
     found_hold,
+    hold_terms,
     summarize,
 )
 from headgate.lifecycle import Closable
@@ -21,6 +22,7 @@ from headgate.limits.decision import Decision, Limit
 from headgate.limits.notation import LimitLike, denial_error, limit_of
 from headgate.limits.numbers import Cost, Number, cost_in, permille, whole
 from headgate.stores.base import Ask, Store, Verb
+from headgate.stores.hold_ids import HOLD_IDS
 from headgate.stores.holds import HoldStore
 from headgate.stores.memory import MemoryStore
 from headgate.stores.memory_file import check_path
@@ -174,12 +176,25 @@ class Limiter(LimiterChecks, Closable):
         keep: object,
         max_age: object,
     ) -> Hold:
-        asks = self._hold_asks(key, cost)
-        attempt = HoldAttempt(self._holds, asks, lease, hold_id, on_expiry, keep, max_age)
+        attempt = self._attempt(key, cost, lease, hold_id, on_expiry, keep, max_age)
         if timeout == 0:
             return attempt.made(attempt.ask())
         clock, perform = self._store.clock, attempt.perform
-        return attempt.made(acquire(self._queues, asks[0].key, clock, timeout, perform, recheck=attempt.recheck))
+        return attempt.made(acquire(self._queues, key_of(key), clock, timeout, perform, recheck=attempt.recheck))
+
+    def _attempt(
+        self,
+        key: object,
+        cost: object,
+        lease: object,
+        hold_id: object,
+        on_expiry: object,
+        keep: object,
+        max_age: object,
+    ) -> HoldAttempt:
+        asks = self._hold_asks(key, cost)
+        terms = hold_terms(HOLD_IDS.new() if hold_id is None else check_id(hold_id), lease, on_expiry, keep)
+        return HoldAttempt(self._holds, asks, terms, max_age, own_id=hold_id is None)
 
     def ahold(
         self,
@@ -200,7 +215,7 @@ class Limiter(LimiterChecks, Closable):
                 return self.hold(
                     key, cost, lease=lease, hold_id=hold_id, on_expiry=on_expiry, keep=keep, max_age=max_age
                 )
-            attempt = HoldAttempt(self._holds, self._hold_asks(key, cost), lease, hold_id, on_expiry, keep, max_age)
+            attempt = self._attempt(key, cost, lease, hold_id, on_expiry, keep, max_age)
             if timeout == 0:
                 return await attempt.amade(await attempt.aask())
             clock, perform = self._store.clock, attempt.aperform

@@ -27,6 +27,7 @@ from headgate.limits.notation import parse
 from headgate.limits.numbers import LARGEST, cost_in
 from headgate.limits.units import BUILT_IN
 from headgate.stores.base import Ask
+from headgate.stores.holds import ListedHold
 
 HOLDS: Final = "accounts"
 """The name under which stores keep the holds of accounts."""
@@ -71,35 +72,36 @@ class AccountAsks:
         self.resources: Final = tuple(resources)
         """Their names and decimals. The first ones are metered."""
         self.rows: Final = rows
-        self._metered: Final = metered
-        self._zone: Final = zone
+        # The path without the root and the name of the agent; "" if the path is the root.
+        self._between: Final = path[len(root) : path.rindex("/") + 1] if path != root else ""
         meter = _meter(zone)
-        home = (HOLDS, self.root, UNLIMITED, "")
-        meters = [(USAGE, f"{path}\t{tool}\t{metered_unit(*one)}", meter, self.root) for one in resources[:metered]]
-        self._fixed: Final[list[tuple[str, str, Limit, str]]] = [home, *meters]
-        self._limits: Final = [
-            (f"account:{resources[row.resource][0]}{row.tool and ':' + row.tool}", row.path, row.limit) for row in rows
-        ]
+        fixed = [Ask(HOLDS, root, UNLIMITED, 0)]
+        fixed += [Ask(USAGE, f"{path}\t{tool}\t{metered_unit(*one)}", meter, 0, root) for one in resources[:metered]]
+        limits = [Ask(_limit_name(resources[row.resource][0], row.tool), row.path, row.limit, 0, root) for row in rows]
+        self._asks: Final = [*fixed, *limits]  # those of the session without a key
+        self.first_limit: Final = len(fixed)
+        """The place of the first limit among the asks. Those before it count holds and usage."""
         self.places: Final[tuple[int, ...]] = (0, *range(metered), *[row.resource for row in rows])
         """For each ask the place of its resource."""
+        self._places: Final = {name: (place, decimals) for place, (name, decimals) in enumerate(resources)}
+        self._one_request: Final = tuple([int(name == REQUESTS) for name, _ in resources])
         shape = [[level_of(row.path) if row.path else _SESSION, row.resource, row.tool, str(row.limit)] for row in rows]
         known = {"resources": self.resources, "metered": metered, "zone": zone, "limits": shape}
         self.text: Final = json.dumps(known, separators=(",", ":"), ensure_ascii=False)
 
     def asks(self, costs: Sequence[int], session: str) -> tuple[Ask, ...]:
         """The asks for costs of the resources."""
-        made = [
-            Ask(name, key, limit, costs[place], root)
-            for (name, key, limit, root), place in zip(self._fixed, self.places, strict=False)
-        ]
         of_session = session_path(self.path, session) if session else ""
-        for (name, key, limit), place in zip(self._limits, self.places[len(made) :], strict=True):
-            made.append(Ask(name, key or of_session, limit, costs[place], self.root))
+        made: list[Ask] = []
+        for i in range(len(self._asks)):
+            name, key, limit, _, root = self._asks[i]
+            # What `Ask(...)` does, without the Python function that a named tuple has for it.
+            made.append(tuple.__new__(Ask, (name, key or of_session, limit, costs[self.places[i]], root)))
         return tuple(made)
 
     def note(self, session: str) -> str:
-        """What is kept with a hold, to make its asks again."""
-        return f"{self.path}\t{self.tool}\t{session}"
+        """What is kept with a hold, to make its asks again: what neither its key nor its id tells."""
+        return f"{self._between}\t{self.tool}\t{session}"
 
     def costs_of(self, given: object, unnamed: Sequence[int] | None = None) -> tuple[int, ...]:
         """Costs of the resources in smallest units. Those that aren't named cost what `unnamed` says, or nothing.
@@ -109,8 +111,8 @@ class AccountAsks:
         if not isinstance(given, Mapping):
             expected = 'costs by resource, such as {"tokens": 1200}'
             refuse("cost", expected, given)
-        costs = list(unnamed) if unnamed is not None else [int(name == REQUESTS) for name, _ in self.resources]
-        places = {name: (place, decimals) for place, (name, decimals) in enumerate(self.resources)}
+        costs = list(self._one_request if unnamed is None else unnamed)
+        places = self._places
         for name, cost in given.items():
             if name == SLOTS:
                 refuse("cost", "no slots: a hold takes one of each account that limits them", name)
@@ -133,17 +135,22 @@ class AccountAsks:
     def by_resource(self, costs: Sequence[int]) -> tuple[int, ...]:
         """Costs of the asks as costs of the resources."""
         found = [0] * len(self.resources)
-        for place, cost in zip(self.places, costs, strict=True):
-            found[place] = cost
+        for i in range(len(costs)):
+            found[self.places[i]] = costs[i]
         return tuple(found)
 
     def limits(self, parts: Sequence[Decision]) -> list[tuple[LimitRow, Decision]]:
         """The limits, each with its decision, from the decisions on all asks."""
-        return list(zip(self.rows, parts[len(self._fixed) :], strict=True))
+        return list(zip(self.rows, parts[self.first_limit :], strict=True))
 
     def bound_of(self, row: LimitRow, session: str) -> Bound:
         path = row.path or session_path(self.path, session)
         return Bound(path, self.resources[row.resource][0], row.tool)
+
+
+def _limit_name(resource: str, tool: str) -> str:
+    """The name under which stores count a limit of a resource, for all tools or for one."""
+    return f"account:{resource}:{tool}" if tool else f"account:{resource}"
 
 
 def metered_unit(resource: str, decimals: int) -> str:
@@ -198,17 +205,18 @@ def _made(
     return AccountAsks(path, accounts.root_of(path), tool, resources, len(metered), accounts.zone, rows)
 
 
-def restored_asks(note: str, shape: str) -> tuple[AccountAsks, str]:
-    """The asks of a hold that was made before, and its session."""
+def restored_asks(root: str, listed: ListedHold) -> tuple[AccountAsks, str]:
+    """The asks of a hold that was made before under a top account, and its session."""
     try:
-        path, tool, session = note.split("\t")
-        return _restored(path, tool, shape), session
+        between, tool, session = listed.note.split("\t")
+        path = f"{root}{between}{listed.hold_id.partition('/')[0]}" if between else root
+        return _restored(path, root, tool, listed.shape), session
     except (ValueError, LookupError, TypeError) as error:
-        raise HoldError(f"hold: expected one of an account, got one with the note {note!r}") from error
+        raise HoldError(f"hold: expected one of an account, got one with the note {listed.note!r}") from error
 
 
 @lru_cache(4096)
-def _restored(path: str, tool: str, shape: str) -> AccountAsks:
+def _restored(path: str, root: str, tool: str, shape: str) -> AccountAsks:
     known: dict[str, Any] = json.loads(shape)
     prefixes = path_prefixes(path)
     rows = [
@@ -216,7 +224,6 @@ def _restored(path: str, tool: str, shape: str) -> AccountAsks:
         for level, resource, of, text in known["limits"]
     ]
     resources = [(str(name), int(decimals)) for name, decimals in known["resources"]]
-    root = path if prefixes[0] == NO_ACCOUNT else prefixes[0]
     return AccountAsks(path, root, tool, resources, int(known["metered"]), str(known["zone"]), rows)
 
 

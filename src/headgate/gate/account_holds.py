@@ -2,18 +2,18 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from headgate._hold_hot import Hold
 from headgate.errors import RateLimited, refuse
 from headgate.gate.account_asks import AccountAsks, LimitRow
-from headgate.gate.accounts import Bound, amount_of, limit_text
-from headgate.holds import Hold
+from headgate.gate.accounts import Bound, amount_of, join_path, limit_text
 from headgate.limits.budget import Budget
 from headgate.limits.decision import NEVER, Decision, Limit
 from headgate.limits.notation import rate_of
 from headgate.limits.numbers import LARGEST
 from headgate.limits.units import in_units
-from headgate.stores.base import Ask
+from headgate.stores.base import Ask, Offence
 from headgate.stores.holds import HoldAnswer, HoldState, HoldStore
 
 ALERT_SHARES: Final = (0.8, 1.0)
@@ -64,34 +64,48 @@ class HoldContext(NamedTuple):
 
 
 class HoldTemplate:
-    """What a hold of an agent is made of: the `HoldOwner` of its handle."""
+    """What all holds of an agent have in common, with one tool and the same resources."""
 
-    def __init__(self, context: HoldContext, agent: str, asks: AccountAsks, session: str, mode: str) -> None:
+    def __init__(
+        self, context: HoldContext, agent: str, asks: AccountAsks, mode: str, offence: Offence | None, moved: bool
+    ) -> None:
         self.context: Final = context
         self.agent: Final = agent
         self.asks: Final = asks
-        self.session: Final = session
         self.mode: Final = mode
         """ "enforced"; or "exempt" or "shadow": never denied."""
-        self.hold_store: Final = context.hold_store
-        self.low: Final = context.low
+        self.offence: Final = offence
+        """What its denials are recorded as; None if nothing is enforced."""
+        self.moved: Final = moved
+        """Whether the agent has belonged to another account before."""
+        self.id_start: Final = f"{join_path([agent])}/"
+        """The beginning of the ids of its holds among all agents of its top account."""
+
+
+class SessionHolds:
+    """The `HoldOwner` of the holds of an agent and one session of it, or none."""
+
+    def __init__(self, template: HoldTemplate, session: str) -> None:
+        self.template: Final = template
+        self.session: Final = session
+        self.hold_store: Final = template.context.hold_store
+        self.low: Final = template.context.low
 
     def read_costs(self, cost: object, unnamed: Sequence[int]) -> tuple[int, ...]:
-        asks = self.asks
+        asks = self.template.asks
         return asks.by_ask(asks.costs_of(cost, asks.by_resource(unnamed)))
 
     def denial(self, key: str, decision: Decision) -> RateLimited:
-        what, bound = str(decision.limit), None
+        asks, what, bound = self.template.asks, str(decision.limit), None
         if decision.bound is not None:
-            row = self.asks.rows[decision.bound]
-            decimals = self.asks.resources[row.resource][1]
-            bound = self.asks.bound_of(row, self.session)
-            what = f"{limit_text(row.limit, decimals)} ({bound})"
+            row = asks.rows[decision.bound]
+            bound = asks.bound_of(row, self.session)
+            what = f"{limit_text(row.limit, asks.resources[row.resource][1])} ({bound})"
         rate, retry_ms = rate_of(decision.limit), decision.retry_ms
-        return RateLimited(self.agent, rate, what, retry_ms, degraded=decision.degraded, bound=bound)
+        return RateLimited(self.template.agent, rate, what, retry_ms, degraded=decision.degraded, bound=bound)
 
     def freed(self, key: str) -> None:
-        self.context.freed(self.asks.path)
+        self.template.context.freed(self.template.asks.path)
 
 
 class AccountHold(Hold):
@@ -109,9 +123,19 @@ class AccountHold(Hold):
     [('slots', '5'), ('tokens', '99170')]
     """
 
-    def __init__(self, owner: HoldTemplate, *arguments: Any) -> None:
-        super().__init__(owner, *arguments)
-        self._template: Final = owner
+    def __init__(
+        self,
+        owner: SessionHolds,
+        asks: tuple[Ask, ...],
+        hold_id: str,
+        lease: int,
+        answer: HoldAnswer,
+        called: int,
+        max_age: int | None = None,
+    ) -> None:
+        super().__init__(owner, asks, hold_id, lease, answer, called, max_age)
+        self._template: Final = owner.template
+        self.session: Final = owner.session
         self._final: Decision | None = None  # that replaces the decision of the limits
 
     @property
@@ -127,10 +151,6 @@ class AccountHold(Hold):
     def account(self) -> str:
         """The path of the agent when the hold was made."""
         return self._template.asks.path
-
-    @property
-    def session(self) -> str:
-        return self._template.session
 
     @property
     def tool(self) -> str:
@@ -194,16 +214,24 @@ class AccountHold(Hold):
 
     def _binding(self) -> int | None:
         """The place of the limit that decided."""
-        limits = self.limits()
-        return min(range(len(limits)), key=lambda place: _rank(limits[place][1]), default=None)
+        parts, first = self._parts, self._template.asks.first_limit
+        if len(parts) <= first:
+            return None
+        found, bound = first, _rank(parts[first])
+        for place in range(first + 1, len(parts)):
+            rank = _rank(parts[place])
+            if rank < bound:
+                found, bound = place, rank
+        return found - first
 
     def limits(self) -> list[tuple[LimitRow, Decision]]:
         """Each limit with the decision on it; none while the store is away."""
         return self._template.asks.limits(self._parts) if self._parts else []
 
     def _decided(self, place: int) -> Decision:
-        row, one = self.limits()[place]
-        decimals = self._template.asks.resources[row.resource][1]
+        asks = self._template.asks
+        row, one = asks.rows[place], self._parts[asks.first_limit + place]
+        decimals = asks.resources[row.resource][1]
         if decimals == 0 or isinstance(row.limit, Budget):
             return one.at(place)
         retry = one.retry_us

@@ -42,7 +42,11 @@ LimitKey: TypeAlias = tuple[str, str]
 
 def join_path(names: Iterable[str]) -> str:
     """A path from the names of its levels. A slash in a name is written as %2F, so that no two paths are the same."""
-    return "/".join([name.replace("%", "%25").replace("/", "%2F") for name in names])
+    return "/".join([_escaped(name) for name in names])
+
+
+def _escaped(name: str) -> str:
+    return name.replace("%", "%25").replace("/", "%2F")
 
 
 def split_path(path: str) -> list[str]:
@@ -67,7 +71,7 @@ def path_prefixes(path: str) -> list[str]:
 
 def session_path(agent_path: str, session: str) -> str:
     """The path of a session of an agent."""
-    return f"{agent_path}/{join_path([session])}"
+    return f"{agent_path}/{_escaped(session)}"
 
 
 def is_name(name: object) -> bool:

@@ -67,9 +67,9 @@ class GateAccounts(GateHolds):
         return await adrive(self._explain(agent, session, tool), acall_store)
 
     def _explain(self, agent: object, session: object, tool: object) -> Flow[StoreCall, list[LimitStatus]]:
-        template, costs = self._template(agent, {}, session, tool)
-        asks = template.asks
-        return (yield from self._status(asks, asks.asks(costs, template.session), template.session))
+        owner, costs = self._hold_owner(agent, {}, session, tool)
+        asks = owner.template.asks
+        return (yield from self._status(asks, asks.asks(costs, owner.session), owner.session))
 
     def account(self, path: str) -> AccountStatus:
         """An account, an agent or a session by its path, with all its limits and what is left of them."""
@@ -121,7 +121,7 @@ class GateAccounts(GateHolds):
         if held is None:
             arguments = (HOLDS, asks.root, _COUNTED)
             listed: list[ListedHold] = yield StoreCall(store.list_holds, store.alist_holds, arguments)
-            held = _held(listed)
+            held = _held(asks.root, listed)
             if known is not None:
                 known[asks.root] = held
         return [
@@ -139,11 +139,11 @@ class GateAccounts(GateHolds):
     def list_holds(self, path: str, count: int = 100) -> list[AccountHoldSummary]:
         """Open and expired holds of an account and everything below it, those that end first at the front."""
         found, root, most = self._check_listing(path, count)
-        return _summaries(self._account_store.list_holds(HOLDS, root, _LISTED), found, most)
+        return _summaries(root, self._account_store.list_holds(HOLDS, root, _LISTED), found, most)
 
     async def alist_holds(self, path: str, count: int = 100) -> list[AccountHoldSummary]:
         found, root, most = self._check_listing(path, count)
-        return _summaries(await self._account_store.alist_holds(HOLDS, root, _LISTED), found, most)
+        return _summaries(root, await self._account_store.alist_holds(HOLDS, root, _LISTED), found, most)
 
     def _check_listing(self, path: object, count: object) -> tuple[str, str, int]:
         accounts = self._lookup.effective.accounts
@@ -308,13 +308,13 @@ def _start_of(day: date, zone: tzinfo) -> int:
     return round(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp() * 1_000_000)
 
 
-def _held(listed: Iterable[ListedHold]) -> dict[Bound, int]:
+def _held(root: str, listed: Iterable[ListedHold]) -> dict[Bound, int]:
     """What open holds have reserved, by account, resource and tool."""
     found: dict[Bound, int] = {}
     for hold in listed:
         if hold.state != OPEN:
             continue
-        asks, session = restored_asks(hold.note, hold.shape)
+        asks, session = restored_asks(root, hold)
         costs = asks.by_resource(hold.costs)
         # Once, however many limits the account has for the resource.
         for bound, place in {asks.bound_of(row, session): row.resource for row in asks.rows}.items():
@@ -322,10 +322,10 @@ def _held(listed: Iterable[ListedHold]) -> dict[Bound, int]:
     return found
 
 
-def _summaries(listed: Iterable[ListedHold], account: str, most: int) -> list[AccountHoldSummary]:
+def _summaries(root: str, listed: Iterable[ListedHold], account: str, most: int) -> list[AccountHoldSummary]:
     found = []
     for hold in listed:
-        asks, session = restored_asks(hold.note, hold.shape)
+        asks, session = restored_asks(root, hold)
         path = session_path(asks.path, session) if session else asks.path
         if hold.state in (OPEN, EXPIRED) and is_within(path, account):
             summary = AccountHoldSummary(

@@ -1,6 +1,6 @@
 """Holds of a gate: an agent reserves on all accounts above it at once, and settles what it has used."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from headgate._limiter_hot import KEEP
@@ -10,7 +10,6 @@ from headgate.flow import Flow, adrive, drive
 from headgate.gate._hot import EXEMPT
 from headgate.gate.account_asks import (
     HOLDS,
-    AccountAsks,
     account_asks,
     check_session,
     restored_asks,
@@ -19,22 +18,23 @@ from headgate.gate.account_holds import (
     AccountHold,
     HoldContext,
     HoldTemplate,
+    SessionHolds,
     alert_share,
     check_lease,
     named_costs,
 )
 from headgate.gate.accounts import Bound, is_within, join_path
-from headgate.gate.changes import Effective
 from headgate.gate.gate_changes import GateChanges
-from headgate.gate.lookup import AGENTS
+from headgate.gate.lookup import AGENTS, Lookup
 from headgate.gate.policy import check_agent
-from headgate.holds import HoldAttempt, PendingHold, check_id, found_hold, lease_of, new_id
+from headgate.holds import HoldAttempt, PendingHold, check_id, found_hold, hold_terms, lease_of
 from headgate.limits.budget import Budget
 from headgate.limits.decision import NEVER, Decision, Outcome, Violation
 from headgate.limits.fixed import BLOCKED
 from headgate.limits.numbers import Number
 from headgate.limits.violations import Standing
 from headgate.stores.base import Ask, Offence
+from headgate.stores.hold_ids import HOLD_IDS
 from headgate.stores.holds import (
     DENIED,
     OPEN,
@@ -47,7 +47,7 @@ from headgate.wait_queue import WaitQueues, aacquire, acquire
 Costs: TypeAlias = Mapping[str, Any]
 """Costs by resource: whole numbers, or as many decimals as the unit has."""
 
-LEASE: Final = 60.0
+LEASE: Final = 60
 """Seconds that a hold lasts unless it is told otherwise."""
 _REMEMBERED: Final = 10_000  # limits for holds, and alerts that were raised
 
@@ -76,7 +76,7 @@ class GateHolds(GateChanges):
 
     def __init__(self, *arguments: Any) -> None:
         self._hold_queues: Final = WaitQueues()
-        self._asks: tuple[Effective | None, dict[tuple[object, ...], AccountAsks]] = (None, {})
+        self._templates: tuple[Lookup | None, dict[tuple[object, ...], HoldTemplate]] = (None, {})
         self._context: HoldContext | None = None
         # By budget, whatever its amount: the last share that was told, the period, and the budget as it was.
         self._alerted: dict[tuple[Bound, object], tuple[float, int, Budget]] = {}
@@ -158,43 +158,30 @@ class GateHolds(GateChanges):
         keep: object,
         max_age: object,
     ) -> Flow[_Step, AccountHold]:
-        template, taken = self._template(agent, costs, session, tool)
-        asks, accounts, store = template.asks, self._lookup.effective.accounts, self._store
+        owner, taken = self._hold_owner(agent, costs, session, tool)
+        template, accounts, store = owner.template, self._lookup.effective.accounts, self._store
         if lease is None:
             lease = min(LEASE, accounts.max_lease)
         else:
             check_lease(lease_of(lease), lease, accounts.max_lease)
-        made = asks.asks(taken, template.session)
-        store_id = _store_id(template.agent, new_id() if hold_id is None else check_id(hold_id))
-        if hold_id is not None and self._lookup.effective.rules_of(template.agent).former:
+        asks = template.asks.asks(taken, owner.session)
+        store_id = template.id_start + (HOLD_IDS.new() if hold_id is None else check_id(hold_id))
+        if hold_id is not None and template.moved:
             before = yield from self._find_repeated(template, taken, hold_id)
             if before is not None:
                 return before
-        offence = Offence(AGENTS, template.agent, self._lookup.backoff) if template.mode == "enforced" else None
+        offence = template.offence
         wait = NEVER if self._lookup.block_of(template.agent) is not None else 0
         if offence is not None and not wait and offence.backoff.enforce:
             standing: Standing = yield StoreCall(store.standing, store.astanding, (offence,))
             wait = round(standing.wait_left * 1_000_000)
         if wait:
-            hold = self._denied(template, made, store_id, wait)
+            hold = self._denied(owner, asks, store_id, wait)
         else:
-            attempt = HoldAttempt(
-                template,
-                made,
-                lease,
-                store_id,
-                "keep",
-                keep,
-                max_age,
-                note=asks.note(template.session),
-                shape=asks.text,
-                most=accounts.max_open_holds,
-                forced=template.mode != "enforced",
-                make=AccountHold,
-                own_id=hold_id is None,
-                checked_id=True,
-            )
-            hold = yield _MakeHold(attempt, asks.path, timeout)
+            note, shape, most = template.asks.note(owner.session), template.asks.text, accounts.max_open_holds
+            terms = hold_terms(store_id, lease, "keep", keep, note, shape, most, offence is None)
+            attempt = HoldAttempt(owner, asks, terms, max_age, own_id=hold_id is None, make=AccountHold)
+            hold = yield _MakeHold(attempt, template.asks.path, timeout)
         violation: Violation | None = None
         if not hold and offence is not None and self._is_own(hold, bool(wait)):
             violation = yield StoreCall(store.record_violation, store.arecord_violation, (offence,))
@@ -213,36 +200,42 @@ class GateHolds(GateChanges):
             raise HoldError(f"hold {hold_id!r}: expected the costs with which it is open, {found.costs}, got {asked}")
         return found
 
-    def _template(
+    def _hold_owner(
         self, agent: object, costs: object, session: object, tool: object
-    ) -> tuple[HoldTemplate, Sequence[int]]:
-        """What a hold is made of, and its costs by resource."""
-        name, of_session, effective = check_agent(agent), check_session(session), self._lookup.effective
+    ) -> tuple[SessionHolds, Sequence[int]]:
+        """What makes a hold, and its costs by resource."""
         if not isinstance(costs, Mapping):
             refuse("costs", 'costs by resource, such as {"tokens": 1200, "usd": "0.03"}', costs)
-        named = tuple([effective.accounts.check_resource("cost", resource) for resource in costs])
-        rules = effective.rules_of(name)
-        known, found = self._asks
-        if known is not effective or len(found) >= _REMEMBERED:
+        lookup, (known, found) = self._lookup, self._templates
+        if known is not lookup or len(found) >= _REMEMBERED:
             found = {}
-            self._asks = (effective, found)
-        of_tool = effective.accounts.check_tool("tool", tool)
-        key = (name, of_tool, bool(of_session), named)
-        asks = found.get(key)
-        if asks is None:
-            accounts = effective.accounts
-            path = accounts.agent_path(rules.account, name)
-            asks = found[key] = account_asks(accounts, path, rules.plan, of_tool, named, bool(of_session))
-        policy = self._lookup.policy
+            self._templates = (lookup, found)
+        of_session = check_session(session)
+        key = (agent, tool, not of_session, *costs)
+        named = isinstance(agent, str) and (tool is None or isinstance(tool, str))  # others might have no hash
+        template = found.get(key) if named else None
+        if template is None:
+            template = found[key] = self._make_template(lookup, agent, tool, bool(of_session), costs)
+        return SessionHolds(template, of_session), template.asks.costs_of(costs)
+
+    def _make_template(
+        self, lookup: Lookup, agent: object, tool: object, sessions: bool, costs: Iterable[object]
+    ) -> HoldTemplate:
+        name, effective, policy = check_agent(agent), lookup.effective, lookup.policy
+        accounts, rules = effective.accounts, effective.rules_of(name)
+        named = [accounts.check_resource("cost", resource) for resource in costs]
+        path = accounts.agent_path(rules.account, name)
+        asks = account_asks(accounts, path, rules.plan, accounts.check_tool("tool", tool), named, sessions)
         shadow = policy.shadow or name in policy.shadow_agents
         mode = "exempt" if rules.exempt else "shadow" if shadow else "enforced"
-        return HoldTemplate(self._hold_context(), name, asks, of_session, mode), asks.costs_of(costs)
+        offence = Offence(AGENTS, name, lookup.backoff) if mode == "enforced" else None
+        return HoldTemplate(self._hold_context(), name, asks, mode, offence, bool(rules.former))
 
-    def _denied(self, template: HoldTemplate, asks: tuple[Ask, ...], store_id: str, wait: int) -> AccountHold:
+    def _denied(self, owner: SessionHolds, asks: tuple[Ask, ...], store_id: str, wait: int) -> AccountHold:
         """A hold of an agent that is blocked, or came back before its advised wait was over."""
         decision = Decision(Outcome.DENY, BLOCKED, 0, wait, 0, -1)
         answer = HoldAnswer(decision, DENIED, tuple([ask.cost for ask in asks]), 0)
-        return AccountHold(template, asks, store_id, 0, answer, self._store.clock.now())
+        return AccountHold(owner, asks, store_id, 0, answer, self._store.clock.now())
 
     def _is_own(self, hold: AccountHold, blocked: bool) -> bool:
         """Whether a denial is the agent's own: by its level or its session, or by a block."""
@@ -319,13 +312,14 @@ class GateHolds(GateChanges):
             root = effective.accounts.root_of(effective.accounts.agent_path(account, name))
             listed: ListedHold | None = yield StoreCall(store.read_hold, store.aread_hold, (HOLDS, root, store_id))
             if listed is not None:
-                asks, session = restored_asks(listed.note, listed.shape)
-                template = HoldTemplate(self._hold_context(), name, asks, session, "enforced")
+                asks, session = restored_asks(root, listed)
+                template = HoldTemplate(self._hold_context(), name, asks, "enforced", None, moved=False)
                 made, called = asks.asks(asks.by_resource(listed.costs), session), self._store.clock.now()
                 answer: HoldAnswer = yield StoreCall(
                     store.find_hold, store.afind_hold, (made, self._lookup.low, store_id)
                 )
-                return found_hold(template, made, store_id, answer, called, make=AccountHold)
+                owner = SessionHolds(template, session)
+                return found_hold(owner, made, store_id, answer, called, make=AccountHold)
         raise UnknownHold(name, str(hold_id))
 
 

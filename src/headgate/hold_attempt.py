@@ -1,0 +1,123 @@
+"""One attempt at a hold, compiled: from what a caller gives to the store's answer, and to the handle."""
+
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Final
+
+from headgate import _hold_async
+from headgate._hold_hot import LONGEST_LEASE, Hold, lease_of
+from headgate.errors import HoldError, StoreError, refuse
+from headgate.hold_owner import HoldOwner
+from headgate.limits.decision import Decision
+from headgate.limits.numbers import microseconds
+from headgate.stores.base import Ask, ServerStore, Verb
+from headgate.stores.holds import DENIED, MAX_OPEN_HOLDS, HoldAnswer, HoldTerms
+
+_LONGEST_ID: Final = 200
+_RECHECK: Final = 250_000  # microseconds
+
+
+class HoldAttempt:
+    """Asks a store for a hold, once or until it is granted."""
+
+    def __init__(
+        self,
+        owner: HoldOwner,
+        asks: tuple[Ask, ...],
+        terms: HoldTerms,
+        max_age: object,
+        *,
+        own_id: bool,
+        make: Callable[..., Hold] = Hold,
+    ) -> None:
+        """`own_id`: nobody else knows the id. `make` gets the arguments of `Hold`."""
+        self._owner: Final = owner
+        self._store: Final = owner.hold_store
+        self._asks: Final = asks
+        self._terms: Final = terms
+        self._make: Final = make
+        self._own_id: Final = own_id
+        self._max_age: Final = None if max_age is None else microseconds("hold max_age", max_age)
+        self._called = 0
+        self._answer: HoldAnswer | None = None
+
+    @property
+    def recheck(self) -> int | None:
+        """Microseconds after which to ask again at the latest: another limiter, or machine, may have freed a slot."""
+        return _RECHECK if any(ask.limit.counts_slots for ask in self._asks) else None
+
+    def ask(self) -> Decision:
+        self._begin()
+        return self._note(self._store.hold(*self._arguments()))
+
+    def aask(self) -> Coroutine[Any, Any, Decision]:
+        return _hold_async.ask(self)
+
+    def perform(self, verb: Verb) -> Decision:
+        """A step of `acquire`."""
+        if verb is Verb.CHECK:
+            return self.ask()
+        return self._store.apply(verb, self._asks, self._owner.low)
+
+    def aperform(self, verb: Verb) -> Coroutine[Any, Any, Decision]:
+        return _hold_async.perform(self, verb)
+
+    def _begin(self) -> None:
+        self._called = self._store.clock.now()
+
+    def _arguments(self) -> tuple[tuple[Ask, ...], int, HoldTerms]:
+        return self._asks, self._owner.low, self._terms
+
+    def _note(self, answer: HoldAnswer) -> Decision:
+        self._answer = answer
+        return answer.decision
+
+    def made(self, decision: Decision) -> Hold:
+        """The hold on which this was the last decision."""
+        hold = self._made(decision)
+        if self._may_be_granted(hold):
+            with suppress(HoldError, StoreError):
+                self._store.settle(*self._cancellation(), cancel=True)
+        return hold
+
+    def amade(self, decision: Decision) -> Coroutine[Any, Any, Hold]:
+        return _hold_async.made(self, decision)
+
+    def _made(self, decision: Decision) -> Hold:
+        answer = self._answer
+        if answer is None or answer.state == DENIED:
+            parts = answer.parts if answer is not None and answer.decision is decision else ()
+            answer = HoldAnswer(decision, DENIED, tuple([ask.cost for ask in self._asks]), 0, parts)
+        terms = self._terms
+        return self._make(self._owner, self._asks, terms.hold_id, terms.lease, answer, self._called, self._max_age)
+
+    def _may_be_granted(self, hold: Hold) -> bool:
+        """Whether a server that didn't answer may still grant a hold that is denied here, and nobody can repeat it."""
+        return not hold and hold.decision.degraded and self._own_id and isinstance(self._store, ServerStore)
+
+    def _cancellation(self) -> tuple[tuple[Ask, ...], int, str, tuple[int, ...]]:
+        return self._asks, self._owner.low, self._terms.hold_id, (0,) * len(self._asks)
+
+
+def hold_terms(
+    hold_id: str,
+    lease: object,
+    on_expiry: object,
+    keep: object,
+    note: str = "",
+    shape: str = "",
+    most: int = MAX_OPEN_HOLDS,
+    forced: bool = False,
+) -> HoldTerms:
+    """The terms of a hold, from what a caller gives."""
+    if on_expiry not in ("keep", "release"):
+        refuse("hold on_expiry", "'keep' or 'release'", on_expiry)
+    kept = microseconds("hold keep", keep, LONGEST_LEASE)
+    return HoldTerms(hold_id, lease_of(lease), on_expiry == "release", kept, note, shape, most, forced)
+
+
+def check_id(hold_id: object) -> str:
+    """The id of a hold, if it can be one."""
+    if not isinstance(hold_id, str) or not 0 < len(hold_id) <= _LONGEST_ID:
+        refuse("hold_id", f"1 to {_LONGEST_ID} characters", hold_id)
+    return hold_id
