@@ -465,12 +465,26 @@ def test_f1_every_agent_and_every_id_can_hold(gate: Gate) -> None:
         gate.hold("planner", {}, hold_id="x" * 201)
 
 
+def test_f1_other_costs_are_refused_by_resource(gate: Gate) -> None:
+    hold = gate.hold("planner", {"tokens": 10, "usd": "0.5"}, hold_id="i")
+    told = "expected costs 1 requests, 0.5 usd, 10 tokens, with which it is open, got costs 1 requests, 9 tokens"
+    with pytest.raises(HoldError, match=f"hold 'planner/i': {told}"):
+        gate.hold("planner", {"tokens": 9}, hold_id="i")
+    hold.settle({"tokens": 0, "usd": "0.25", "requests": 0})
+    for again in (hold, gate.find_hold("planner", "i")):
+        with pytest.raises(HoldError, match=r"costs 0\.25 usd, with which it is settled, got costs of 0"):
+            again.settle({"usd": 0})
+        with pytest.raises(HoldError, match=r"an open hold to extend, got one that is settled with costs 0\.25 usd"):
+            again.extend({"tokens": 1})
+
+
 def test_f1_a_repeated_id_is_the_same_hold_after_a_move(gate: Gate) -> None:
     gate.hold("planner", {"tokens": 10}, hold_id="i")
     gate.set_agent_account("planner", "umbrella")
     again = gate.hold("planner", {"tokens": 10}, hold_id="i")
     assert (again.account, again.state) == ("acme/search/planner", "open")
-    with pytest.raises(HoldError, match="expected the costs with which it is open"):
+    told = "hold 'i': expected costs 1 requests, 10 tokens, with which it is open, got costs 1 requests, 11 tokens"
+    with pytest.raises(HoldError, match=told):
         gate.hold("planner", {"tokens": 11}, hold_id="i")
     assert sum(one.amount for one in gate.usage(START, START) if one.resource == "tokens") == 10
     assert gate.hold("planner", {"tokens": 1}, hold_id="j").account == "umbrella/-/planner"

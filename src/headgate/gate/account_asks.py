@@ -74,9 +74,10 @@ class AccountAsks:
         self.rows: Final = rows
         # The path without the root and the name of the agent; "" if the path is the root.
         self._between: Final = path[len(root) : path.rindex("/") + 1] if path != root else ""
-        meter = _meter(zone)
         fixed = [Ask(HOLDS, root, UNLIMITED, 0)]
-        fixed += [Ask(USAGE, f"{path}\t{tool}\t{metered_unit(*one)}", meter, 0, root) for one in resources[:metered]]
+        for name, decimals in resources[:metered]:
+            key = f"{path}\t{tool}\t{metered_unit(name, decimals)}"
+            fixed.append(Ask(USAGE, key, _meter(zone, name, decimals), 0, root))
         limits = [Ask(_limit_name(resources[row.resource][0], row.tool), row.path, row.limit, 0, root) for row in rows]
         self._asks: Final = [*fixed, *limits]  # those of the session without a key
         self.first_limit: Final = len(fixed)
@@ -237,6 +238,6 @@ def check_session(session: object) -> str:
     return str(text)
 
 
-@lru_cache(64)
-def _meter(zone: str) -> Meter:
-    return Meter(zone)
+@lru_cache(1024)
+def _meter(zone: str, unit: str, decimals: int) -> Meter:
+    return Meter(zone, unit, decimals)

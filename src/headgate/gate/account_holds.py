@@ -14,7 +14,7 @@ from headgate.limits.notation import rate_of
 from headgate.limits.numbers import LARGEST
 from headgate.limits.units import in_units
 from headgate.stores.base import Ask, Offence
-from headgate.stores.holds import HoldAnswer, HoldState, HoldStore
+from headgate.stores.holds import HoldAnswer, HoldState, HoldStore, shown_costs
 
 ALERT_SHARES: Final = (0.8, 1.0)
 """The shares of a budget at which there is an alert: it is nearly used up, or used up."""
@@ -160,6 +160,11 @@ class AccountHold(Hold):
     def costs(self) -> dict[str, Decimal]:
         """What is reserved, or was settled, by resource."""
         return named_costs(self._template.asks, self._costs)
+
+    @property
+    def shown_costs(self) -> str:
+        """The same as a text."""
+        return shown_costs(self._asks, self._costs)
 
     @property
     def bound(self) -> Bound | None:

@@ -41,6 +41,7 @@ from headgate.stores.holds import (
     AccountStore,
     HoldAnswer,
     ListedHold,
+    shown_costs,
 )
 from headgate.wait_queue import WaitQueues, aacquire, acquire
 
@@ -195,9 +196,9 @@ class GateHolds(GateChanges):
             found = yield from self._find_hold(template.agent, hold_id)
         except UnknownHold:
             return None
-        asked = named_costs(template.asks, template.asks.by_ask(costs))
-        if found.state == OPEN and found.costs != asked:
-            raise HoldError(f"hold {hold_id!r}: expected the costs with which it is open, {found.costs}, got {asked}")
+        if found.state == OPEN and found.costs != named_costs(template.asks, template.asks.by_ask(costs)):
+            got = shown_costs(template.asks.asks(costs, ""), template.asks.by_ask(costs))
+            raise HoldError(f"hold {hold_id!r}: expected {found.shown_costs}, with which it is open, got {got}")
         return found
 
     def _hold_owner(

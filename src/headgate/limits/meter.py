@@ -79,13 +79,17 @@ class MeterState:
 class Meter(Limit):
     """Counts by day, in a time zone, and lets everything pass. What a hold has cost counts on the day of the hold.
 
+    `unit` and its decimals say what is counted, for messages alone: meters that differ in them are the same.
+
     >>> print(Meter("Europe/Berlin"))
     metered in Europe/Berlin
     """
 
-    __slots__ = ("_calendar", "_current", "_decision", "_identity", "_zone")
+    __slots__ = ("_calendar", "_current", "_decision", "_identity", "_zone", "unit", "unit_decimals")
 
-    def __init__(self, zone: str = "UTC") -> None:
+    def __init__(self, zone: str = "UTC", unit: str = "", unit_decimals: int = 0) -> None:
+        self.unit: Final = unit
+        self.unit_decimals: Final = unit_decimals
         self._calendar: Final = Calendar("day", zone)
         self._zone: Final = zone
         self._identity: Final = f"meter {zone}"
@@ -181,7 +185,7 @@ class Meter(Limit):
         return hash(("meter", self._zone))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Meter, (self._zone,)
+        return Meter, (self._zone, self.unit, self.unit_decimals)
 
     def __repr__(self) -> str:
         return f"Meter({self._zone!r})"

@@ -20,6 +20,7 @@ from typing import Final, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, ru
 
 from headgate.errors import HoldError
 from headgate.limits.decision import Decision
+from headgate.limits.meter import Meter
 from headgate.limits.numbers import decimal_text
 from headgate.stores.base import Ask, Store
 
@@ -176,7 +177,7 @@ class AccountStore(HoldStore, Protocol):
 
 def refuse_ended(asks: Sequence[Ask], hold_id: str, state: str, costs: Sequence[int], verb: str) -> NoReturn:
     """Refuse a verb on a hold that has ended."""
-    shown = _shown(asks, costs)
+    shown = shown_costs(asks, costs)
     raise HoldError(f"hold {hold_id!r}: expected an open hold to {verb}, got one that is {state} with {shown}")
 
 
@@ -184,8 +185,8 @@ def refuse_other_costs(
     asks: Sequence[Ask], hold_id: str, state: str, costs: Sequence[int], got: Sequence[int]
 ) -> NoReturn:
     """Refuse to hold or settle once more with other costs."""
-    known = _shown(asks, costs)
-    raise HoldError(f"hold {hold_id!r}: expected {known}, with which it is {state}, got {_shown(asks, got)}")
+    known = shown_costs(asks, costs)
+    raise HoldError(f"hold {hold_id!r}: expected {known}, with which it is {state}, got {shown_costs(asks, got)}")
 
 
 def refuse_other_limits(asks: Sequence[Ask], hold_id: str) -> NoReturn:
@@ -201,8 +202,16 @@ def refuse_more_holds(key: str, most: int = MAX_OPEN_HOLDS) -> NoReturn:
     raise HoldError(f"hold: expected at most {most} open holds of {key!r}, got one more; settle some first")
 
 
-def _shown(asks: Sequence[Ask], costs: Sequence[int]) -> str:
-    """Costs as their caller writes them."""
-    decimals = [ask.limit.decimals for ask in asks]
-    texts = [decimal_text(Fraction(cost, 10**places)) for cost, places in zip(costs, decimals, strict=False)]
-    return f"cost {texts[0]}" if len(texts) == 1 else f"costs {', '.join(texts)}"
+def shown_costs(asks: Sequence[Ask], costs: Sequence[int]) -> str:
+    """Costs as their caller writes them: by unit, if meters tell these."""
+    pairs = list(zip([ask.limit for ask in asks], costs, strict=False))
+    metered = [(limit, cost) for limit, cost in pairs if isinstance(limit, Meter) and limit.unit]
+    if metered:
+        shown = [f"{_decimal_text(cost, limit.unit_decimals)} {limit.unit}" for limit, cost in metered if cost]
+        return f"costs {', '.join(shown) or 'of 0'}"
+    shown = [_decimal_text(cost, limit.decimals) for limit, cost in pairs]
+    return f"cost {shown[0]}" if len(shown) == 1 else f"costs {', '.join(shown)}"
+
+
+def _decimal_text(cost: int, decimals: int) -> str:
+    return decimal_text(Fraction(cost, 10**decimals))
