@@ -96,6 +96,9 @@ headers = {{ Authorization = "Bearer {second}" }}
 [[operations]]
 include-path = "/api/onboard/revoke"
 headers = {{ Authorization = "Bearer {third}" }}
+# Too large is rejected, too: it is not among the statuses that are expected by default.
+[checks.negative_data_rejection]
+expected-statuses = [400, 401, 403, 404, 405, 406, 409, 413, 415, 422, 428, 429, "5xx"]
 """
 UNSAID = "positive_data_acceptance"
 """What a JSON Schema can't say: which characters are printable, what the text of a limit is, that 1.0 is no integer."""
