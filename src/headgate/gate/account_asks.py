@@ -29,8 +29,8 @@ from headgate.limits.units import BUILT_IN
 from headgate.stores.base import Ask
 from headgate.stores.holds import ListedHold
 
-HOLDS: Final = "accounts"
-"""The name under which stores keep the holds of accounts."""
+HOLDS: Final = "acct"
+"""The name under which stores keep the holds of accounts: short, since it is in the key of each."""
 USAGE: Final = "usage"
 """The name under which they count what is used."""
 _SESSION: Final = -1  # the level of sessions, whose keys differ from hold to hold
