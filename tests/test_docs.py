@@ -33,6 +33,8 @@ from headgate.stores.holds import AccountStore
 from tests.support.cli import leaves
 from tests.support.command_steps import ELSEWHERE, STEPS, routes_of_commands
 
+pytestmark = pytest.mark.once
+
 DOCS = Path(__file__).parent.parent / "docs"
 PACKAGE = Path(headgate.__file__).parent
 

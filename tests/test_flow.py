@@ -10,6 +10,8 @@ import pytest
 from headgate import Gate, HeadgateError
 from headgate.flow import Flow, adrive, drive
 
+pytestmark = pytest.mark.once
+
 Driver = Callable[[Flow[Any, Any], Callable[[Any], Any]], Any]
 
 

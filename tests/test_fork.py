@@ -3,6 +3,10 @@
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.long
+
 PROGRAM = """
 import os, signal, sys, threading, time
 from headgate import AllOf, Gate, Limiter, ManualClock, MemoryStore, Policy, SlidingWindow, per_day

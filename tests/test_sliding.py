@@ -23,6 +23,8 @@ from headgate.stores import windows
 from tests.support.valkey import PATIENCE, Server, cluster, wait_for
 from tests.support.wrapped_store import WrappedStore
 
+pytestmark = pytest.mark.once
+
 _numbers = count()
 
 

@@ -25,6 +25,8 @@ from headgate import (
 from tests.support.interruptions import interrupt
 from tests.support.valkey import PATIENCE, wait_for
 
+pytestmark = pytest.mark.once
+
 
 async def auntil(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE

@@ -19,7 +19,7 @@ from tests.support.cli import PACKAGES, run
 from tests.support.ports import nobody
 from tests.support.valkey import PATIENCE, Server
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.long, pytest.mark.once]
 
 NO_REDIS = r"expected redis-py for a store at a URL, got: No module named 'redis'; install the extra headgate\[redis\]"
 

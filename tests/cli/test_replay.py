@@ -24,7 +24,7 @@ from tests.support.cli import Terminal, on_terminal
 from tests.support.cli import run as run_process
 from tests.support.log_files import access_line, write_csv, write_log
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.long, pytest.mark.once]
 
 DOCS = Path(__file__).parents[2] / "docs"
 EVIL = "<img src=x onerror=alert(1)>"

@@ -17,7 +17,7 @@ from tests.support.hub_process import program
 from tests.support.ports import nobody
 from tests.support.valkey import PATIENCE, wait_for
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.long, pytest.mark.once]
 
 
 def test_a_hub_that_refuses_is_a_plain_error() -> None:

@@ -14,7 +14,7 @@ from tests.support.event_loop import run
 from tests.support.hub_clients import Kind, RelayKind, both_clients, stays
 from tests.support.valkey import PATIENCE
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.long, pytest.mark.once]
 ANSWER_WITHIN = 30.0
 TOGETHER = 12  # cases at a time
 

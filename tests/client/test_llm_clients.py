@@ -35,7 +35,7 @@ from tests.support.obeying_transports import (
     served,
 )
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.long, pytest.mark.once]
 
 TEXT = "".join(WORDS)
 Kind = Literal["bucket", "window"]

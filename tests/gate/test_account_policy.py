@@ -9,6 +9,8 @@ from headgate import Gate, HeadgateError, InvalidInput, Policy, PolicyError
 from headgate.gate.accounts import Bound, join_path, split_path
 from headgate.gate.changes import condense, effective
 
+pytestmark = pytest.mark.once
+
 SETTINGS: dict[str, Any] = {
     "accounts": {
         "levels": ["org", "team", "agent", "session"],

@@ -20,6 +20,8 @@ from headgate.hub.api.http import UNKNOWN
 from headgate.hub.app import ROUTES
 from headgate.hub.sockets.frames import TYPES
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -28,6 +28,8 @@ from headgate.stores.base import Change, LogPage
 from tests.support.valkey import PATIENCE, Server, wait_for
 from tests.support.verbs import Verbs
 
+pytestmark = pytest.mark.once
+
 POLICY = Policy(
     limits={"heavy": "5/minute", "http": {"light": "120/minute"}},
     exempt=["monitor"],

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from headgate.http import DatedLimit, QuotaPolicy, RateLimitHeaders, ServiceLimit, read_headers
 
+pytestmark = pytest.mark.once
+
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 DURATIONS = {
     "6m0s": 360,

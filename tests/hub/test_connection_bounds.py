@@ -22,6 +22,8 @@ from tests.support.asgi_server import Serving, serving
 from tests.support.hub import VIEWER, running
 from tests.support.valkey import PATIENCE, wait_for
 
+pytestmark = pytest.mark.long
+
 UPGRADE = (
     "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
     "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"

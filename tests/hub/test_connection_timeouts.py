@@ -16,6 +16,8 @@ from tests.support.flooders import frame
 from tests.support.hub import running
 from tests.support.valkey import PATIENCE
 
+pytestmark = pytest.mark.long
+
 SHAKE = (
     b"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"

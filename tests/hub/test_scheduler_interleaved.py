@@ -18,6 +18,8 @@ from tests.support.scheduler import TURNS, SchedulerHarness, some, watch, wrong
 from tests.support.valkey import PATIENCE
 from tests.support.wrapped_store import WrappedStore
 
+pytestmark = pytest.mark.long
+
 # Interleavings: something happens after any number of turns of the loop ----------------------------------------------
 
 

@@ -32,6 +32,8 @@ from tests.support.hub_process import ADMIN, Program, program
 from tests.support.ports import nobody
 from tests.support.valkey import PATIENCE, Server, wait_for
 
+pytestmark = pytest.mark.long
+
 PACKAGES = str(Path(headgate.__file__).parents[1])
 MADE = {"HEADGATE_ADMIN_TOKEN": None}
 """Without a token that is given, one is made."""

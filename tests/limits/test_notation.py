@@ -23,6 +23,8 @@ from headgate import (
 )
 from headgate.limits.notation import rate_of
 
+pytestmark = pytest.mark.once
+
 EXPECTED = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10')"
 
 

@@ -34,6 +34,8 @@ from headgate.limits.calendar import PERIODS as CALENDAR_PERIODS
 from headgate.limits.numbers import positive
 from headgate.limits.units import unit_of
 
+pytestmark = pytest.mark.once
+
 POSITIVE_FLOATS = st.floats(min_value=0, exclude_min=True, allow_nan=False, allow_infinity=False)
 FRACTIONS = st.builds(Fraction, st.integers(1, 10**25), st.integers(1, 10**25))
 DECIMALS = st.decimals(min_value=Decimal("1e-40"), max_value=Decimal("1e40"), allow_nan=False)

@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,8 @@ from headgate.replay.engine import ALLOWED, DENIED, EXEMPT, SHADOWED, WARNED, Po
 from headgate.replay.options import LogOptions
 from headgate.replay.player import LogSet
 from headgate.replay.suggest import Suggestion, suggest
+
+pytestmark = pytest.mark.once
 
 LIMITS = [
     "1/minute", "3/minute", "7/minute", "7/minute burst 2", "2/second burst 5", "5 per 7 seconds", "60/minute burst 3",

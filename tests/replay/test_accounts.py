@@ -17,6 +17,8 @@ from headgate.replay.accounts import BACKOFF
 from headgate.replay.html_report import render_page
 from headgate.replay.report import AccountDenials, AccountSpent, AccountsReport, Report, replay
 
+pytestmark = pytest.mark.once
+
 START = 1_762_000_000
 ACCOUNTS: dict[str, Any] = {
     "tools": ["web"],

@@ -20,6 +20,8 @@ from headgate.replay.timeline import MAX_INTERVALS, Timeline
 from headgate.replay.timestamps import format_timestamp
 from tests.support.log_files import BEGIN, replayed, write_csv, write_log
 
+pytestmark = pytest.mark.once
+
 
 def counts(allowed: int = 0, warned: int = 0, denied: int = 0, exempt: int = 0, shadowed: int = 0) -> OutcomeCounts:
     return OutcomeCounts(allowed + warned + denied + exempt + shadowed, allowed, warned, denied, exempt, shadowed)

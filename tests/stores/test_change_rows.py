@@ -8,6 +8,8 @@ import pytest
 from headgate.stores.base import UNREADABLE, Change, Edit
 from headgate.stores.change_rows import to_changes, to_rows
 
+pytestmark = pytest.mark.once
+
 HUGE = 10**400  # JSON has it, and no float does
 
 

@@ -25,7 +25,7 @@ from tests.support.redis_store import SLACK, TIMEOUT, ProcessTime
 from tests.support.threads import run_together
 from tests.support.valkey import PATIENCE, Server, wait_for
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.long, pytest.mark.once]
 
 LIMIT = per_day(10**6)  # no refill while a test runs
 

@@ -24,7 +24,7 @@ from tests.support.valkey import PATIENCE, Server, wait_for
 
 LIMIT = per_day(200)  # a token every seven minutes: none while a test runs
 
-pytestmark = [pytest.mark.once, pytest.mark.usefixtures("_leave_nothing_open")]
+pytestmark = [pytest.mark.long, pytest.mark.once, pytest.mark.usefixtures("_leave_nothing_open")]
 
 
 @pytest.mark.long

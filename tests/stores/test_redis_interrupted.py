@@ -16,7 +16,7 @@ from tests.support.interruptions import interrupt
 from tests.support.threads import run_together
 from tests.support.valkey import PATIENCE, Server, wait_for
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.long, pytest.mark.once]
 
 LIMIT = per_day(10**6)  # no refill while a test runs
 SOON = 5.0
