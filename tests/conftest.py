@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import logging
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +22,11 @@ settings.register_profile("headgate", deadline=None, suppress_health_check=[Heal
 settings.register_profile("long", settings.get_profile("headgate"), max_examples=1000)
 settings.register_profile("campaign", settings.get_profile("headgate"), max_examples=20_000)
 settings.load_profile("headgate")
+
+
+# A shell lets what it starts in the background ignore Ctrl-C, and so would every program that a test interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
