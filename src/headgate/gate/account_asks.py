@@ -74,14 +74,15 @@ class AccountAsks:
         self.rows: Final = rows
         # The path without the root and the name of the agent; "" if the path is the root.
         self._between: Final = path[len(root) : path.rindex("/") + 1] if path != root else ""
-        fixed = [Ask(HOLDS, root, UNLIMITED, 0)]
+        # Name, key, limit and root of each ask. The key of one for the session is "".
+        self._asks: Final[list[tuple[str, str, Limit, str]]] = [(HOLDS, root, UNLIMITED, "")]
         for name, decimals in resources[:metered]:
             key = f"{path}\t{tool}\t{metered_unit(name, decimals)}"
-            fixed.append(Ask(USAGE, key, _meter(zone, name, decimals), 0, root))
-        limits = [Ask(_limit_name(resources[row.resource][0], row.tool), row.path, row.limit, 0, root) for row in rows]
-        self._asks: Final = [*fixed, *limits]  # those of the session without a key
-        self.first_limit: Final = len(fixed)
+            self._asks.append((USAGE, key, _meter(zone, name, decimals), root))
+        self.first_limit: Final = len(self._asks)
         """The place of the first limit among the asks. Those before it count holds and usage."""
+        for row in rows:
+            self._asks.append((_limit_name(resources[row.resource][0], row.tool), row.path, row.limit, root))
         self.places: Final[tuple[int, ...]] = (0, *range(metered), *[row.resource for row in rows])
         """For each ask the place of its resource."""
         self._places: Final = {name: (place, decimals) for place, (name, decimals) in enumerate(resources)}
@@ -94,10 +95,10 @@ class AccountAsks:
         """The asks for costs of the resources."""
         of_session = session_path(self.path, session) if session else ""
         made: list[Ask] = []
+        new = tuple.__new__  # what `Ask(...)` does, without the Python function that a named tuple has for it
         for i in range(len(self._asks)):
-            name, key, limit, _, root = self._asks[i]
-            # What `Ask(...)` does, without the Python function that a named tuple has for it.
-            made.append(tuple.__new__(Ask, (name, key or of_session, limit, costs[self.places[i]], root)))
+            name, key, limit, root = self._asks[i]
+            made.append(new(Ask, (name, key or of_session, limit, costs[self.places[i]], root)))
         return tuple(made)
 
     def note(self, session: str) -> str:

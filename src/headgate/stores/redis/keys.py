@@ -419,7 +419,10 @@ def _escaped_key(key: str) -> bytes:
 
 def encode(text: str) -> bytes:
     """Any string as bytes, even one that has no UTF-8."""
-    return text.encode("utf-8", "surrogatepass")
+    try:
+        return text.encode()  # as nearly all are: quick if compiled
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
 
 
 def _escape(text: bytes) -> bytes:
