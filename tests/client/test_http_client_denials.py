@@ -6,7 +6,7 @@ import socket
 import socketserver
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -76,6 +76,7 @@ def denying(body: Body, times: int) -> Iterator[str]:
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
+            self.request.settimeout(PATIENCE)
             got = b""
             while b"\r\n\r\n" not in got or (got.startswith(b"P") and not got.endswith(b"text")):
                 got += self.request.recv(4096)
@@ -100,6 +101,17 @@ def denying(body: Body, times: int) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@asynccontextmanager
+async def denying_a_loop(body: Body, times: int) -> AsyncIterator[str]:
+    """The same for an event loop, which goes on while the server ends: it has connections to close."""
+    server = denying(body, times)
+    url = server.__enter__()
+    try:
+        yield url
+    finally:
+        await asyncio.to_thread(server.__exit__, None, None, None)
 
 
 @pytest.fixture(autouse=True)
@@ -143,19 +155,19 @@ def test_a_denial_is_one_however_its_body_ends_in_a_loop(body: Body, text: str |
         return patient_async_client(AsyncObeyingTransport(AsyncCountingTransport(clock), clock=clock, **options))
 
     async def main() -> None:
-        with denying(body, 1) as url:
-            async with client() as one:
-                assert (await one.get(url)).text == "hello"
-        with denying(body, 2) as url:
-            async with client() as one, one.stream("POST", url, content=b"text") as response:
-                assert await response.aread() == b"hello"
-        with denying(body, 2) as url:
-            async with client(retries=1) as one:
-                check(await one.get(url), text)
-        with denying(body, 1) as url:
-            async with client(retries=0) as one, one.stream("GET", url) as response:
-                await response.aread()
-                check(response, text)
+        async with denying_a_loop(body, 1) as url, client() as one:
+            assert (await one.get(url)).text == "hello"
+        async with (
+            denying_a_loop(body, 2) as url,
+            client() as one,
+            one.stream("POST", url, content=b"text") as response,
+        ):
+            assert await response.aread() == b"hello"
+        async with denying_a_loop(body, 2) as url, client(retries=1) as one:
+            check(await one.get(url), text)
+        async with denying_a_loop(body, 1) as url, client(retries=0) as one, one.stream("GET", url) as response:
+            await response.aread()
+            check(response, text)
 
     run(main())
 
