@@ -19,6 +19,7 @@ from tests.support.wrapped_store import WrappedStore
 
 # Decisions don't depend on the speed of the machine, so examples have no deadline.
 settings.register_profile("headgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("few", settings.get_profile("headgate"), max_examples=25)
 settings.register_profile("long", settings.get_profile("headgate"), max_examples=1000)
 settings.register_profile("campaign", settings.get_profile("headgate"), max_examples=20_000)
 settings.load_profile("headgate")

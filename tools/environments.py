@@ -101,7 +101,7 @@ def build_wheel(hint: str = "") -> Path:
     stamp = digest(files, read(ROOT / CONSTRAINTS), sys.version, sys.base_prefix)
     if read(home / "stamp") != stamp:
         shutil.rmtree(home, ignore_errors=True)
-        doing = "compiling the hot modules, usually about a minute"
+        doing = "compiling the hot modules, usually a minute or two"
         if hint:
             say(hint)
         pip("wheel", "--no-deps", "--wheel-dir", str(home), str(source), doing=doing)
