@@ -156,6 +156,12 @@ def test_b7_the_table_is_used_by_the_keyboard(
     page.go_back()
     expect(page.locator("#rows a:focus")).to_have_text("agent-0051")
     expect(page.locator("#rows a:focus")).to_be_in_viewport()
+    press(page, "End")
+    expect(page.locator("#rows a:focus")).to_have_text("agent-1999")
+    up = "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowUp', bubbles: true }))"
+    page.locator("#table").evaluate(f"node => {{ node.scrollTop = 0; {up}; }}")  # before there is an event of it
+    expect(page.locator("#rows a:focus")).to_have_text("agent-1998")
+    expect(page.locator("#rows a:focus")).to_be_in_viewport()
 
 
 @pytest.mark.parametrize("by", ["focus", "pointer"])

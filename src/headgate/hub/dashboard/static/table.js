@@ -162,6 +162,7 @@ export class Table {
   focus(agent) {
     const number = this.#order.indexOf(agent);
     if (number < 0) return false;
+    if (this.node.clientHeight) this.#scrolled = this.node.scrollTop; // its event may be yet to come
     const [top, high] = [number * this.#height, this.node.clientHeight - 2 * this.#height];
     if (top < this.#scrolled) this.node.scrollTop = top;
     else if (top > this.#scrolled + high) this.node.scrollTop = top - high;
