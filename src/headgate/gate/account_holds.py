@@ -78,8 +78,12 @@ class HoldTemplate:
         """What its denials are recorded as; None if nothing is enforced."""
         self.moved: Final = moved
         """Whether the agent has belonged to another account before."""
-        self.id_start: Final = f"{join_path([agent])}/"
-        """The beginning of the ids of its holds among all agents of its top account."""
+        self.id_start: Final = id_start(agent)
+
+
+def id_start(agent: str) -> str:
+    """The beginning of the ids of an agent's holds, among those of all agents of its top account."""
+    return f"{join_path([agent])}/"
 
 
 class SessionHolds:

@@ -21,9 +21,10 @@ from headgate.gate.account_holds import (
     SessionHolds,
     alert_share,
     check_lease,
+    id_start,
     named_costs,
 )
-from headgate.gate.accounts import Bound, is_within, join_path
+from headgate.gate.accounts import Bound, is_within
 from headgate.gate.gate_changes import GateChanges
 from headgate.gate.lookup import AGENTS, Lookup
 from headgate.gate.policy import check_agent
@@ -307,7 +308,7 @@ class GateHolds(GateChanges):
 
     def _find_hold(self, agent: object, hold_id: object) -> Flow[StoreCall, AccountHold]:
         name, store, effective = check_agent(agent), self._account_store, self._lookup.effective
-        store_id = _store_id(name, check_id(hold_id))
+        store_id = id_start(name) + check_id(hold_id)
         rules = effective.rules_of(name)
         for account in (rules.account, *rules.former):
             root = effective.accounts.root_of(effective.accounts.agent_path(account, name))
@@ -342,8 +343,3 @@ def call_store(call: StoreCall) -> Any:
 def acall_store(call: StoreCall) -> Awaitable[Any]:
     found: Awaitable[Any] = call.twin(*call.arguments)
     return found
-
-
-def _store_id(agent: str, hold_id: str) -> str:
-    """The id of a hold among all agents of its top account."""
-    return f"{join_path([agent])}/{hold_id}"
