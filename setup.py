@@ -24,6 +24,7 @@ COMPILED = [
     "limits/violations.py",
     "http/header_writer.py",
     "stores/asks.py",
+    "stores/hold_terms.py",
     "stores/memory_tables.py",
     "stores/held.py",
     "stores/memory_holds.py",

@@ -658,7 +658,7 @@ def of_resources(clock: ManualClock, **options: Any) -> tuple[Resources, Hold]:
 
 def attempt_at(
     owner: Resources, asks: tuple[Ask, ...], *, hold_id: str = "", make: type[Hold] = Hold, **options: Any
-) -> HoldAttempt:
+) -> HoldAttempt[Hold]:
     terms = hold_terms(hold_id or HOLD_IDS.new(), 60, "keep", 60, **options)
     return HoldAttempt(owner, asks, terms, None, own_id=not hold_id, make=make)
 

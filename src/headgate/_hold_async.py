@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 H = TypeVar("H", bound="Hold")
 
 
-async def ask(attempt: "HoldAttempt") -> "Decision":
+async def ask(attempt: "HoldAttempt[Any]") -> "Decision":
     attempt._begin()
     return attempt._note(await attempt._store.ahold(*attempt._arguments()))
 
 
-async def perform(attempt: "HoldAttempt", verb: Verb) -> "Decision":
+async def perform(attempt: "HoldAttempt[Any]", verb: Verb) -> "Decision":
     if verb is Verb.CHECK:
         return await ask(attempt)
     asks, low, _ = attempt._arguments()
     return await attempt._store.aapply(verb, asks, low)
 
 
-async def made(attempt: "HoldAttempt", decision: "Decision") -> "Hold":
+async def made(attempt: "HoldAttempt[H]", decision: "Decision") -> H:
     hold = attempt._made(decision)
     if attempt._may_be_granted(hold):
         with suppress(HoldError, StoreError):

@@ -444,7 +444,7 @@ def local_holds(
 
 
 def with_costs(asks: tuple[Ask, ...], costs: tuple[int, ...]) -> tuple[Ask, ...]:
-    return tuple([ask._replace(cost=cost) for ask, cost in zip(asks, costs, strict=True)])
+    return tuple([ask.with_cost(cost) for ask, cost in zip(asks, costs, strict=True)])
 
 
 def lease_of(lease: object) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from headgate import _hold_async
 from headgate._hold_hot import LONGEST_LEASE, Hold, lease_of
@@ -16,8 +16,10 @@ from headgate.stores.holds import DENIED, MAX_OPEN_HOLDS, HoldAnswer, HoldTerms
 _LONGEST_ID: Final = 200
 _RECHECK: Final = 250_000  # microseconds
 
+AnyHold = TypeVar("AnyHold", bound=Hold)
 
-class HoldAttempt:
+
+class HoldAttempt(Generic[AnyHold]):
     """Asks a store for a hold, once or until it is granted."""
 
     def __init__(
@@ -28,23 +30,28 @@ class HoldAttempt:
         max_age: object,
         *,
         own_id: bool,
-        make: Callable[..., Hold] = Hold,
+        make: Callable[..., AnyHold],
     ) -> None:
         """`own_id`: nobody else knows the id. `make` gets the arguments of `Hold`."""
         self._owner: Final = owner
         self._store: Final = owner.hold_store
-        self._asks: Final = asks
+        self.asks: Final = asks
         self._terms: Final = terms
         self._make: Final = make
-        self._own_id: Final = own_id
+        self.own_id: Final = own_id
         self._max_age: Final = None if max_age is None else microseconds("hold max_age", max_age)
         self._called = 0
         self._answer: HoldAnswer | None = None
 
     @property
+    def hold_id(self) -> str:
+        """The id, as the store knows it."""
+        return self._terms.hold_id
+
+    @property
     def recheck(self) -> int | None:
         """Microseconds after which to ask again at the latest: another limiter, or machine, may have freed a slot."""
-        return _RECHECK if any(ask.limit.counts_slots for ask in self._asks) else None
+        return _RECHECK if any(ask.limit.counts_slots for ask in self.asks) else None
 
     def ask(self) -> Decision:
         self._begin()
@@ -57,7 +64,7 @@ class HoldAttempt:
         """A step of `acquire`."""
         if verb is Verb.CHECK:
             return self.ask()
-        return self._store.apply(verb, self._asks, self._owner.low)
+        return self._store.apply(verb, self.asks, self._owner.low)
 
     def aperform(self, verb: Verb) -> Coroutine[Any, Any, Decision]:
         return _hold_async.perform(self, verb)
@@ -66,13 +73,13 @@ class HoldAttempt:
         self._called = self._store.clock.now()
 
     def _arguments(self) -> tuple[tuple[Ask, ...], int, HoldTerms]:
-        return self._asks, self._owner.low, self._terms
+        return self.asks, self._owner.low, self._terms
 
     def _note(self, answer: HoldAnswer) -> Decision:
         self._answer = answer
         return answer.decision
 
-    def made(self, decision: Decision) -> Hold:
+    def made(self, decision: Decision) -> AnyHold:
         """The hold on which this was the last decision."""
         hold = self._made(decision)
         if self._may_be_granted(hold):
@@ -80,23 +87,23 @@ class HoldAttempt:
                 self._store.settle(*self._cancellation(), cancel=True)
         return hold
 
-    def amade(self, decision: Decision) -> Coroutine[Any, Any, Hold]:
+    def amade(self, decision: Decision) -> Coroutine[Any, Any, AnyHold]:
         return _hold_async.made(self, decision)
 
-    def _made(self, decision: Decision) -> Hold:
+    def _made(self, decision: Decision) -> AnyHold:
         answer = self._answer
         if answer is None or answer.state == DENIED:
             parts = answer.parts if answer is not None and answer.decision is decision else ()
-            answer = HoldAnswer(decision, DENIED, tuple([ask.cost for ask in self._asks]), 0, parts)
+            answer = HoldAnswer(decision, DENIED, tuple([ask.cost for ask in self.asks]), 0, parts)
         terms = self._terms
-        return self._make(self._owner, self._asks, terms.hold_id, terms.lease, answer, self._called, self._max_age)
+        return self._make(self._owner, self.asks, terms.hold_id, terms.lease, answer, self._called, self._max_age)
 
     def _may_be_granted(self, hold: Hold) -> bool:
         """Whether a server that didn't answer may still grant a hold that is denied here, and nobody can repeat it."""
-        return not hold and hold.decision.degraded and self._own_id and isinstance(self._store, ServerStore)
+        return not hold and hold.decision.degraded and self.own_id and isinstance(self._store, ServerStore)
 
     def _cancellation(self) -> tuple[tuple[Ask, ...], int, str, tuple[int, ...]]:
-        return self._asks, self._owner.low, self._terms.hold_id, (0,) * len(self._asks)
+        return self.asks, self._owner.low, self._terms.hold_id, (0,) * len(self.asks)
 
 
 def hold_terms(

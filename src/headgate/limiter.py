@@ -191,10 +191,10 @@ class Limiter(LimiterChecks, Closable):
         on_expiry: object,
         keep: object,
         max_age: object,
-    ) -> HoldAttempt:
+    ) -> HoldAttempt[Hold]:
         asks = self._hold_asks(key, cost)
         terms = hold_terms(HOLD_IDS.new() if hold_id is None else check_id(hold_id), lease, on_expiry, keep)
-        return HoldAttempt(self._holds, asks, terms, max_age, own_id=hold_id is None)
+        return HoldAttempt(self._holds, asks, terms, max_age, own_id=hold_id is None, make=Hold)
 
     def ahold(
         self,

@@ -93,7 +93,7 @@ def test_a_denial_changes_nothing_anywhere(make: MakeStore, chance: random.Rando
         return
     place = chance.choice(limited)
     most = max(part.capacity for part in asks[place].limit.parts) + 1
-    asks[place] = asks[place]._replace(cost=most * 10 ** asks[place].limit.decimals)  # more than can ever pass
+    asks[place] = asks[place].with_cost(most * 10 ** asks[place].limit.decimals)  # more than can ever pass
     every = [*tree.every_limit(), Ask("other", "acme", asks[place].limit, 1, "acme")]
 
     def seen() -> list[object]:
@@ -131,7 +131,7 @@ def test_a_hold_that_is_settled_at_once_is_a_charge(make: MakeStore, chance: ran
     asks = held.tree.asks(chance.choice(held.tree.agents), dict.fromkeys(("requests", "tokens", "usd", "slots"), 1))
     if held.harness.accounts.hold(asks, LOW, HoldTerms("planner/1", 10**6, False, FOREVER)).state != "open":
         return
-    actual = [ask._replace(cost=chance.choice((1, 2, 3, 7))) for ask in asks]
+    actual = [ask.with_cost(chance.choice((1, 2, 3, 7))) for ask in asks]
     held.harness.accounts.settle(asks, LOW, "planner/1", [ask.cost for ask in actual])
     charged.harness.store.apply(Verb.CHARGE, actual, LOW)
     assert held.harness.accounts.peek_each(asks, LOW) == charged.harness.accounts.peek_each(asks, LOW)

@@ -49,7 +49,8 @@ def asks(cost: int = 4, root: str = "acme") -> list[Ask]:
 
 
 def terms(hold_id: str = "planner/1", **more: Any) -> HoldTerms:
-    return HoldTerms(hold_id, 60 * SECOND, False, 600 * SECOND, "run-42", SHAPE)._replace(**more)
+    fields: dict[str, Any] = {"lease": 60 * SECOND, "release": False, "keep": 600 * SECOND} | more
+    return HoldTerms(hold_id, **({"note": "run-42", "shape": SHAPE} | fields))
 
 
 def digest(shape: str) -> bytes:
@@ -211,7 +212,7 @@ def test_each_key_once(still: RedisStore) -> None:
     meter = asks()[1]
     with pytest.raises(ValueError, match="each key once"):
         still.hold([*asks(), meter], 0, terms())
-    other = meter._replace(key="acme/search/other\tweb\ttokens")
+    other = Ask(meter.name, "acme/search/other\tweb\ttokens", meter.limit, meter.cost, meter.root)
     assert still.hold([*asks(), other], 0, terms()).state == "open"
 
 
@@ -255,7 +256,10 @@ def test_a_forced_hold_is_granted_without_the_server(own: Server, breaker_clock:
 def test_other_accounts_settle_no_hold(still: RedisStore) -> None:
     """A hold is settled on the accounts on which it was made."""
     still.hold(asks(), 0, terms())
-    others = [asks()[0], *[ask._replace(key=ask.key.replace("search", "write")) for ask in asks()[1:]]]
+    others = [
+        asks()[0],
+        *[Ask(ask.name, ask.key.replace("search", "write"), ask.limit, ask.cost, ask.root) for ask in asks()[1:]],
+    ]
     with pytest.raises(HoldError, match="expected the limits with which it was made"):
         still.settle(others, 0, "planner/1", [1, 1, 1, 1, 1])
     assert still.settle(asks(), 0, "planner/1", [1, 1, 1, 1, 1]).state == "settled"

@@ -229,7 +229,7 @@ def test_cluster() -> None:
         asks = [Ask("team", "t", per_day(3), 1), Ask("agent", "a", per_day(3), 1)]
         with pytest.raises(InvalidInput, match="asks: expected keys in one slot of the cluster"):
             store.apply(Verb.CHECK, asks, 0)
-        assert store.apply(Verb.CHECK, [ask._replace(key="t") for ask in asks], 0)
+        assert store.apply(Verb.CHECK, [Ask(ask.name, "t", ask.limit, ask.cost) for ask in asks], 0)
         own = redis.RedisCluster(host="127.0.0.1", port=nodes[0].port)
         aown = redis.asyncio.RedisCluster(host="127.0.0.1", port=nodes[0].port)
         assert [Limiter(per_day(3), store=RedisStore((own, aown))).check("g").remaining for _ in range(2)] == [2, 1]

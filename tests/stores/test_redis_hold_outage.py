@@ -81,10 +81,10 @@ def test_a_settle_is_booked_once_the_server_is_back(breaker_clock: ManualClock) 
         assert (settled.state, settled.costs, settled.decision.degraded) == ("settled", (4,), True)
         assert store.settle(asks(10, Budget(50)), 0, "b", None, cancel=True).state == "cancelled"
         assert not store.extend(asks(10, Budget(50)), 0, "c", [20], None).decision
-        assert store.extend(asks(10, Budget(50)), 0, "c", None, 90_000_000)[1:] == ("open", (10,), 0, ())
+        assert store.extend(asks(10, Budget(50)), 0, "c", None, 90_000_000).summary == ("open", (10,), 0)
         come_back(server, store, breaker_clock)
         assert left(store, Budget(50)) == 50 - 4 - 0 - 10
-        assert store.find_hold(asks(10, Budget(50)), 0, "a")[1:4] == ("settled", (4,), 0)
+        assert store.find_hold(asks(10, Budget(50)), 0, "a").summary == ("settled", (4,), 0)
         assert store.find_hold(asks(10, Budget(50)), 0, "c").left > 60_000_000
 
 
@@ -104,7 +104,7 @@ def test_what_passes_is_booked(own: Server, breaker_clock: ManualClock, policy: 
         store.apply(Verb.CHARGE, asks(4, Budget(50)), 0)
         come_back(own, store, breaker_clock)
         assert left(store, Budget(50)) == 50 - 2 - 7 - 3 - 4 - (5 if policy == "open" else 0)
-        assert store.find_hold(asks(5), 0, "b")[1:3] == ("open", (7,))
+        assert store.find_hold(asks(5), 0, "b").summary[:2] == ("open", (7,))
 
 
 def test_a_share_of_each_budget_and_of_the_slots_passes(own: Server, breaker_clock: ManualClock) -> None:
@@ -260,7 +260,7 @@ def test_a_hold_whose_settlement_waits_is_known_as_settled(own: Server, breaker_
         with pytest.raises(HoldError, match="expected cost 5, with which it is open, got cost 6"):
             store.hold(asks(6), 0, terms("a"))
         store.settle(asks(5), 0, "a", [2])
-        assert store.hold(asks(5), 0, terms("a"))[1:] == ("settled", (2,), 0, ())
+        assert store.hold(asks(5), 0, terms("a")).summary == ("settled", (2,), 0)
         assert store.settle(asks(5), 0, "a", None).costs == (2,)
         with pytest.raises(HoldError, match="expected cost 2, with which it is settled, got cost 3"):
             store.settle(asks(5), 0, "a", [3])

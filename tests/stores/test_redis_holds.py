@@ -112,7 +112,7 @@ def told(answer: object) -> object:
         return answer
     decision = answer.decision if isinstance(answer, HoldAnswer) else answer
     assert isinstance(decision, Decision)
-    return [decision, *(answer[1:] if isinstance(answer, HoldAnswer) else [])]
+    return [decision, *((*answer.summary, answer.parts) if isinstance(answer, HoldAnswer) else [])]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -209,7 +209,7 @@ class FormWalk(Walk):
         chance = self.chance
         costs = [1, *[chance.choice([0, 1, 1, 2, 3, 5, 7]) for _ in self.levels]]
         home = Ask("accounts", "acme", UNLIMITED, 1)
-        asks = [home, *[ask._replace(cost=cost) for ask, cost in zip(self.levels, costs[1:], strict=True)]]
+        asks = [home, *[ask.with_cost(cost) for ask, cost in zip(self.levels, costs[1:], strict=True)]]
         hold_id, low = chance.choice(self.ids), chance.choice([0, 100, 500])
         name, arguments = chance.choice(
             [
@@ -234,16 +234,16 @@ class FormWalk(Walk):
 
     def terms(self, hold_id: str) -> HoldTerms:
         chance = self.chance
-        return (
-            super()
-            .terms(hold_id)
-            ._replace(
-                release=chance.random() < 0.1,
-                forced=chance.random() < 0.1,
-                note=chance.choice(["", "web\trun-42"]),
-                shape=chance.choice(["", "the list of limits"]),
-                most=chance.choice([3, 1000]),
-            )
+        usual = super().terms(hold_id)
+        return HoldTerms(
+            hold_id,
+            usual.lease,
+            release=chance.random() < 0.1,
+            keep=usual.keep,
+            forced=chance.random() < 0.1,
+            note=chance.choice(["", "web\trun-42"]),
+            shape=chance.choice(["", "the list of limits"]),
+            most=chance.choice([3, 1000]),
         )
 
 
@@ -274,7 +274,7 @@ def test_both_forms_join_the_same_headrooms(server: Server, clock: ManualClock, 
         ids = [f"{number}" for number in range(90)]
         for hold_id in ids:
             cost = chance.choice([1, 2, 9, 50, 900])
-            walk.compare("hold", ([asks[0]._replace(cost=cost)], 0, HoldTerms(hold_id, 10**11, False, 10**11)))
+            walk.compare("hold", ([asks[0].with_cost(cost)], 0, HoldTerms(hold_id, 10**11, False, 10**11)))
             clock.advance(chance.choice([0, 0.1, 0.3]))
             if chance.random() < 0.1:
                 walk.compare("apply", (Verb.CHECK, asks, 0))

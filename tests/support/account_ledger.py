@@ -22,7 +22,7 @@ Place = tuple[str, str, object]  # name, key, identity of the limit
 
 
 def pieces(asks: list[Ask]) -> list[Ask]:
-    return [ask._replace(limit=piece) for ask in asks for piece in ask.limit.pieces]
+    return [ask.with_limit(piece) for ask in asks for piece in ask.limit.pieces]
 
 
 def place_of(piece: Ask) -> Place:
@@ -93,7 +93,7 @@ class Ledger:
         booked = self.holds[hold_id] = Booked(asks, now + lease, release, forced)
         self._take(booked, asks, now)
         if not forced:
-            self.expect_within([ask._replace(cost=max(ask.cost, 1)) for ask in asks], asks)
+            self.expect_within([ask.with_cost(max(ask.cost, 1)) for ask in asks], asks)
         return answer
 
     def extend(self, hold_id: str) -> None:
@@ -113,7 +113,7 @@ class Ledger:
             assert answer.costs == tuple(booked.costs)
             return
         more = [max(cost - held, 0) for cost, held in zip(costs, booked.costs, strict=True)]
-        added = [ask._replace(cost=cost) for ask, cost in zip(asks, more, strict=True)]
+        added = [ask.with_cost(cost) for ask, cost in zip(asks, more, strict=True)]
         booked.costs = [held + cost for held, cost in zip(booked.costs, more, strict=True)]
         assert answer.costs == tuple(booked.costs)
         if lease is not None:
@@ -144,7 +144,7 @@ class Ledger:
         self._correct(booked, costs, now)
 
     def charge(self) -> None:
-        ask = self.chance.choice(self.tree.every_limit())._replace(cost=self.chance.choice((1, 2, 5)))
+        ask = self.chance.choice(self.tree.every_limit()).with_cost(self.chance.choice((1, 2, 5)))
         self.harness.store.apply(Verb.CHARGE, [ask], LOW)
         for piece in pieces([ask]):
             self.charges.setdefault(place_of(piece), []).append(Charge(self.harness.clock.now(), ask.cost))
@@ -157,14 +157,14 @@ class Ledger:
         """The asks of a hold, with other costs: for each resource one."""
         costs = {resource: 1 if resource == "slots" else self.chance.choice(some) for resource in RESOURCES}
         return [
-            ask._replace(cost=costs.get(ask.key.rpartition("\t")[2] if ask.name == "usage" else ask.name, 1))
+            ask.with_cost(costs.get(ask.key.rpartition("\t")[2] if ask.name == "usage" else ask.name, 1))
             for ask in booked.asks
         ]
 
     def _current(self, booked: Booked) -> list[Ask]:
         """The asks of a hold, with the limits of today."""
         limits = self.tree.limits
-        return [ask._replace(limit=limits.get((ask.name, ask.key), ask.limit)) for ask in booked.asks]
+        return [ask.with_limit(limits.get((ask.name, ask.key), ask.limit)) for ask in booked.asks]
 
     # What is counted --------------------------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ class Ledger:
 
     def _correct(self, booked: Booked, costs: list[int], now: int) -> None:
         """Count these costs: the newest charges are given back first. More counts now, or on the day of the hold."""
-        for piece in pieces([ask._replace(cost=cost) for ask, cost in zip(booked.asks, costs, strict=True)]):
+        for piece in pieces([ask.with_cost(cost) for ask, cost in zip(booked.asks, costs, strict=True)]):
             charges = booked.charges[place_of(piece)]
             excess = piece.cost - sum(charge.cost for charge in charges)
             if excess > 0 and isinstance(piece.limit, Budget | Meter):

@@ -95,10 +95,9 @@ class AccountAsks:
         """The asks for costs of the resources."""
         of_session = session_path(self.path, session) if session else ""
         made: list[Ask] = []
-        new = tuple.__new__  # what `Ask(...)` does, without the Python function that a named tuple has for it
         for i in range(len(self._asks)):
             name, key, limit, root = self._asks[i]
-            made.append(new(Ask, (name, key or of_session, limit, costs[self.places[i]], root)))
+            made.append(Ask(name, key or of_session, limit, costs[self.places[i]], root))
         return tuple(made)
 
     def note(self, session: str) -> str:

@@ -8,13 +8,14 @@ from headgate._hold_hot import Hold
 from headgate.errors import RateLimited, refuse
 from headgate.gate.account_asks import AccountAsks, LimitRow
 from headgate.gate.accounts import Bound, amount_of, join_path, limit_text
+from headgate.hold_attempt import HoldAttempt
 from headgate.limits.budget import Budget
 from headgate.limits.decision import NEVER, Decision, Limit
 from headgate.limits.notation import rate_of
 from headgate.limits.numbers import LARGEST
 from headgate.limits.units import in_units
 from headgate.stores.base import Ask, Offence
-from headgate.stores.holds import HoldAnswer, HoldState, HoldStore, shown_costs
+from headgate.stores.holds import HoldAnswer, HoldState, HoldStore, HoldTerms, shown_costs
 
 ALERT_SHARES: Final = (0.8, 1.0)
 """The shares of a budget at which there is an alert: it is nearly used up, or used up."""
@@ -187,6 +188,11 @@ class AccountHold(Hold):
         return self._template.mode
 
     @property
+    def offence(self) -> Offence | None:
+        """What a denial of it may be recorded as."""
+        return self._template.offence
+
+    @property
     def decision(self) -> Decision:
         if self._final is not None:
             return self._final
@@ -250,6 +256,16 @@ class AccountHold(Hold):
 
     def __repr__(self) -> str:
         return f"AccountHold({self.id!r} of {self.agent!r}, {self.state})"
+
+
+class AccountAttempt(HoldAttempt[AccountHold]):
+    """One attempt at a hold of an agent."""
+
+    def __init__(
+        self, owner: SessionHolds, asks: tuple[Ask, ...], terms: HoldTerms, max_age: object, own_id: bool
+    ) -> None:
+        super().__init__(owner, asks, terms, max_age, own_id=own_id, make=AccountHold)
+        self.template: Final = owner.template
 
 
 def _rank(decision: Decision) -> tuple[bool, float, float]:

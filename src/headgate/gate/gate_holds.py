@@ -15,6 +15,7 @@ from headgate.gate.account_asks import (
     restored_asks,
 )
 from headgate.gate.account_holds import (
+    AccountAttempt,
     AccountHold,
     HoldContext,
     HoldTemplate,
@@ -28,16 +29,15 @@ from headgate.gate.accounts import Bound, is_within
 from headgate.gate.gate_changes import GateChanges
 from headgate.gate.lookup import AGENTS, Lookup
 from headgate.gate.policy import check_agent
-from headgate.holds import HoldAttempt, PendingHold, check_id, found_hold, hold_terms, lease_of
+from headgate.holds import PendingHold, check_id, found_hold, hold_terms, lease_of
 from headgate.limits.budget import Budget
 from headgate.limits.decision import NEVER, Decision, Outcome, Violation
 from headgate.limits.fixed import BLOCKED
 from headgate.limits.numbers import Number
 from headgate.limits.violations import Standing
-from headgate.stores.base import Ask, Offence
+from headgate.stores.base import Offence
 from headgate.stores.hold_ids import HOLD_IDS
 from headgate.stores.holds import (
-    DENIED,
     OPEN,
     AccountStore,
     HoldAnswer,
@@ -65,7 +65,7 @@ class StoreCall(NamedTuple):
 class _MakeHold(NamedTuple):
     """A step of a flow: make a hold, perhaps after a wait."""
 
-    attempt: HoldAttempt
+    attempt: AccountAttempt
     key: str
     timeout: Number | None
 
@@ -104,8 +104,11 @@ class GateHolds(GateChanges):
 
         Its lease is 60 seconds, or `accounts.max_lease` if that is less. See `Limiter.hold` for the other arguments.
         """
-        flow = self._make_hold(agent, costs, session, tool, lease, timeout, hold_id, keep, max_age)
-        return drive(flow, self._perform_hold)
+        attempt = self._hold_attempt(agent, costs, session, tool, lease, hold_id, keep, max_age)
+        if timeout == 0 and self._is_direct(attempt):
+            hold = attempt.made(attempt.ask())
+            return self._decided(hold, None) if hold else drive(self._after_denial(hold), call_store)
+        return drive(self._make_hold(attempt, timeout), self._perform_hold)
 
     def ahold(
         self,
@@ -123,8 +126,11 @@ class GateHolds(GateChanges):
         """`hold`, to be awaited, or used in `async with`."""
 
         async def make() -> AccountHold:
-            flow = self._make_hold(agent, costs, session, tool, lease, timeout, hold_id, keep, max_age)
-            return await adrive(flow, self._aperform_hold)
+            attempt = self._hold_attempt(agent, costs, session, tool, lease, hold_id, keep, max_age)
+            if timeout == 0 and self._is_direct(attempt):
+                hold = await attempt.amade(await attempt.aask())
+                return self._decided(hold, None) if hold else await adrive(self._after_denial(hold), acall_store)
+            return await adrive(self._make_hold(attempt, timeout), self._aperform_hold)
 
         return PendingHold(make)
 
@@ -148,28 +154,43 @@ class GateHolds(GateChanges):
             await aacquire(self._hold_queues, step.key, clock, step.timeout, attempt.aperform, recheck=recheck)
         )
 
-    def _make_hold(
+    def _hold_attempt(
         self,
         agent: str,
         costs: object,
         session: object,
         tool: object,
         lease: Number | None,
-        timeout: Number | None,
         hold_id: str | None,
         keep: object,
         max_age: object,
-    ) -> Flow[_Step, AccountHold]:
+    ) -> AccountAttempt:
         owner, taken = self._hold_owner(agent, costs, session, tool)
-        template, accounts, store = owner.template, self._lookup.effective.accounts, self._store
+        template, accounts = owner.template, self._lookup.effective.accounts
         if lease is None:
             lease = min(LEASE, accounts.max_lease)
         else:
             check_lease(lease_of(lease), lease, accounts.max_lease)
-        asks = template.asks.asks(taken, owner.session)
         store_id = template.id_start + (HOLD_IDS.new() if hold_id is None else check_id(hold_id))
-        if hold_id is not None and template.moved:
-            before = yield from self._find_repeated(template, taken, hold_id)
+        note, shape, most = template.asks.note(owner.session), template.asks.text, accounts.max_open_holds
+        terms = hold_terms(store_id, lease, "keep", keep, note, shape, most, template.offence is None)
+        asks = template.asks.asks(taken, owner.session)
+        return AccountAttempt(owner, asks, terms, max_age, hold_id is None)
+
+    def _is_direct(self, attempt: AccountAttempt) -> bool:
+        """Whether the store is asked for nothing but the hold, unless that is denied."""
+        template = attempt.template
+        offence = template.offence
+        return (
+            (attempt.own_id or not template.moved)
+            and self._lookup.block_of(template.agent) is None
+            and (offence is None or not offence.backoff.enforce)
+        )
+
+    def _make_hold(self, attempt: AccountAttempt, timeout: Number | None) -> Flow[_Step, AccountHold]:
+        template, store = attempt.template, self._store
+        if template.moved and not attempt.own_id:
+            before = yield from self._find_repeated(attempt)
             if before is not None:
                 return before
         offence = template.offence
@@ -178,27 +199,29 @@ class GateHolds(GateChanges):
             standing: Standing = yield StoreCall(store.standing, store.astanding, (offence,))
             wait = round(standing.wait_left * 1_000_000)
         if wait:
-            hold = self._denied(owner, asks, store_id, wait)
+            hold = attempt.made(Decision(Outcome.DENY, BLOCKED, 0, wait, 0, -1))
         else:
-            note, shape, most = template.asks.note(owner.session), template.asks.text, accounts.max_open_holds
-            terms = hold_terms(store_id, lease, "keep", keep, note, shape, most, offence is None)
-            attempt = HoldAttempt(owner, asks, terms, max_age, own_id=hold_id is None, make=AccountHold)
             hold = yield _MakeHold(attempt, template.asks.path, timeout)
+        return self._decided(hold, None) if hold else (yield from self._after_denial(hold, bool(wait)))
+
+    def _after_denial(self, hold: AccountHold, blocked: bool = False) -> Flow[StoreCall, AccountHold]:
+        """Record the violation, if the denial is one: by the agent's own level, by its session, or by a block."""
+        bound, offence = hold.bound, hold.offence
         violation: Violation | None = None
-        if not hold and offence is not None and self._is_own(hold, bool(wait)):
-            violation = yield StoreCall(store.record_violation, store.arecord_violation, (offence,))
+        if offence is not None and (blocked or (bound is not None and is_within(bound.account, hold.account))):
+            violation = yield StoreCall(self._store.record_violation, self._store.arecord_violation, (offence,))
         return self._decided(hold, violation)
 
-    def _find_repeated(
-        self, template: HoldTemplate, costs: Sequence[int], hold_id: str
-    ) -> Flow[StoreCall, AccountHold | None]:
+    def _find_repeated(self, attempt: AccountAttempt) -> Flow[StoreCall, AccountHold | None]:
         """The hold with this id of an agent that has moved: it may have been made in a former account."""
+        template, asks = attempt.template, attempt.asks
+        hold_id, costs = attempt.hold_id.removeprefix(template.id_start), [ask.cost for ask in asks]
         try:
             found = yield from self._find_hold(template.agent, hold_id)
         except UnknownHold:
             return None
-        if found.state == OPEN and found.costs != named_costs(template.asks, template.asks.by_ask(costs)):
-            got = shown_costs(template.asks.asks(costs, ""), template.asks.by_ask(costs))
+        if found.state == OPEN and found.costs != named_costs(template.asks, costs):
+            got = shown_costs(asks, costs)
             raise HoldError(f"hold {hold_id!r}: expected {found.shown_costs}, with which it is open, got {got}")
         return found
 
@@ -232,17 +255,6 @@ class GateHolds(GateChanges):
         mode = "exempt" if rules.exempt else "shadow" if shadow else "enforced"
         offence = Offence(AGENTS, name, lookup.backoff) if mode == "enforced" else None
         return HoldTemplate(self._hold_context(), name, asks, mode, offence, bool(rules.former))
-
-    def _denied(self, owner: SessionHolds, asks: tuple[Ask, ...], store_id: str, wait: int) -> AccountHold:
-        """A hold of an agent that is blocked, or came back before its advised wait was over."""
-        decision = Decision(Outcome.DENY, BLOCKED, 0, wait, 0, -1)
-        answer = HoldAnswer(decision, DENIED, tuple([ask.cost for ask in asks]), 0)
-        return AccountHold(owner, asks, store_id, 0, answer, self._store.clock.now())
-
-    def _is_own(self, hold: AccountHold, blocked: bool) -> bool:
-        """Whether a denial is the agent's own: by its level or its session, or by a block."""
-        bound = hold.bound
-        return blocked or (bound is not None and is_within(bound.account, hold.account))
 
     def _decided(self, hold: AccountHold, violation: Violation | None) -> AccountHold:
         """The hold, with the decision that its caller gets. Emits the events of it."""

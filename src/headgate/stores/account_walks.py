@@ -170,7 +170,7 @@ class AccountWalk:
         asks = tree.asks(agent, self._costs((0, 1, 1, 2, 3, 5, 12)))
         if verb in (HoldVerb.CHECK, HoldVerb.CHARGE) and tree.limits:
             ask = chance.choice(tree.every_limit())
-            return "apply", [Verb(verb.value), [ask._replace(cost=chance.choice((1, 2, 5)))], LOW], {}
+            return "apply", [Verb(verb.value), [ask.with_cost(chance.choice((1, 2, 5)))], LOW], {}
         if verb is HoldVerb.HOLD:
             return "hold", [asks, LOW, self._terms(hold_id)], {}
         actual = [ask.cost for ask in tree.asks(agent, self._costs((0, 1, 2, 3, 5, 12, 20)))]

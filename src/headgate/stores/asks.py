@@ -1,17 +1,59 @@
-"""Asks as stores count them: a limit whose parts are counted one by one becomes several asks."""
+"""Asks: what a store is asked to count. They are compiled, since every check and hold makes some.
+
+A limit whose parts are counted one by one becomes several asks.
+"""
 
 from collections.abc import Sequence
+from typing import Final
 
+from headgate._native import mypyc_attr
 from headgate.limits.all_of import AllOf
-from headgate.limits.decision import Decision
-from headgate.stores.base import Ask
+from headgate.limits.decision import Decision, Limit
+
+
+@mypyc_attr(acyclic=True)
+class Ask:
+    """One key under one limit, and the cost."""
+
+    __slots__ = ("cost", "key", "limit", "name", "root")
+
+    def __init__(self, name: str, key: str, limit: Limit, cost: int, root: str = "") -> None:
+        self.name: Final = name
+        """The limiter's name. Limiters with different names or different limits count equal keys apart."""
+        self.key: Final = key
+        self.limit: Final = limit
+        self.cost: Final = cost
+        self.root: Final = root
+        """The key beside which it is stored, so that both are in one slot of a cluster; "": it stands by itself."""
+
+    def with_cost(self, cost: int) -> "Ask":
+        return Ask(self.name, self.key, self.limit, cost, self.root)
+
+    def with_limit(self, limit: Limit) -> "Ask":
+        return Ask(self.name, self.key, limit, self.cost, self.root)
+
+    def _fields(self) -> tuple[str, str, Limit, int, str]:
+        return self.name, self.key, self.limit, self.cost, self.root
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ask) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Ask, self._fields()
+
+    def __repr__(self) -> str:
+        beside = f", root={self.root!r}" if self.root else ""
+        return f"Ask({self.name!r}, {self.key!r}, {self.limit!r}, {self.cost}{beside})"
 
 
 def pieces_of(asks: Sequence[Ask]) -> Sequence[Ask]:
     """The asks, with one for each piece of a limit."""
     for ask in asks:
-        if isinstance(ask[2], AllOf) and len(ask[2].pieces) > 1:
-            return [Ask(one.name, one.key, piece, one.cost, one.root) for one in asks for piece in one.limit.pieces]
+        if isinstance(ask.limit, AllOf) and len(ask.limit.pieces) > 1:
+            return [one.with_limit(piece) for one in asks for piece in one.limit.pieces]
     return asks
 
 

@@ -17,6 +17,7 @@ from headgate.events import Degraded
 from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision, Limit, Rule, Violation
 from headgate.limits.violations import Backoff, Standing
+from headgate.stores.asks import Ask as Ask
 from headgate.stores.traffic import Traffic
 
 REMEMBERED: Final = 60_000_000
@@ -42,18 +43,6 @@ class Verb(Enum):
     """Take it, even if that leaves a debt."""
     REFUND = "refund"
     """Give it back, up to the capacity."""
-
-
-class Ask(NamedTuple):
-    """One key under one limit, and the cost."""
-
-    name: str
-    """The limiter's name. Limiters with different names or different limits count equal keys apart."""
-    key: str
-    limit: Limit
-    cost: int
-    root: str = ""
-    """The key beside which this one is stored, so that both are in one slot of a cluster; "": it stands by itself."""
 
 
 class Offence(NamedTuple):

@@ -261,7 +261,7 @@ def slots_and_costs_are_taken_together_or_not_at_all(make: MakeStore) -> None:
     expect("the denial took no cost", harness.check(harness.limit, cost=9).outcome.value, "warn")
     several = [Ask("team", "t", per_day(3), 1), Ask("agent", "a", Slots(1), 1)]
     terms = HoldTerms("several", SECOND, False, SECOND)
-    states = [harness.holds.hold(several, LOW, terms._replace(hold_id=hold_id)).state for hold_id in "ab"]
+    states = [harness.holds.hold(several, LOW, terms.with_id(hold_id)).state for hold_id in "ab"]
     expect("two keys at once", states, ["open", "denied"])
     expect("left for the team", harness.apply(Verb.PEEK, per_day(3), "t", 1, "team").remaining, 2)
 
@@ -298,10 +298,10 @@ def costs_stay_or_come_back_when_the_lease_ends(make: MakeStore) -> None:
             harness = HoldHarness(make, limit)
             harness.hold(5, lease=10, release=release)
             harness.clock.advance(10 - MICROSECOND)
-            expect("before the end", harness.find()[1:4], ("open", (5,), 1))
+            expect("before the end", harness.find().summary, ("open", (5,), 1))
             harness.clock.advance(MICROSECOND)
             expect(f"passed on {limit} with release={release}", harness.passed(limit, 20), 10 if release else 5)
-            expect("expired", harness.find()[1:4], ("expired", (5,), 0))
+            expect("expired", harness.find().summary, ("expired", (5,), 0))
 
 
 def an_expired_hold_can_be_settled_late(make: MakeStore) -> None:
@@ -312,7 +312,7 @@ def an_expired_hold_can_be_settled_late(make: MakeStore) -> None:
                 harness.hold(5, lease=10, release=release)
                 harness.clock.advance(30)
                 answer = harness.settle(actual)
-                expect("settled late", answer[1:4], ("settled", (actual,), 0))
+                expect("settled late", answer.summary, ("settled", (actual,), 0))
                 expect(f"passed on {limit} with release={release}", harness.passed(limit, 20), 10 - actual)
                 harness.clock.advance(60 - MICROSECOND)
                 expect("remembered from then on", harness.find().state, "settled")
@@ -324,16 +324,16 @@ def every_verb_can_be_repeated(make: MakeStore) -> None:
     for limit in COSTS:
         harness = HoldHarness(make, limit)
         for _ in range(3):
-            expect(f"held on {limit}", harness.hold(5)[1:4], ("open", (5,), 60 * SECOND))
+            expect(f"held on {limit}", harness.hold(5).summary, ("open", (5,), 60 * SECOND))
         expect("passes", bool(harness.apply(Verb.PEEK, limit, cost=5)), True)
         for _ in range(3):
-            expect("extended", harness.extend(6, lease=70)[1:4], ("open", (6,), 70 * SECOND))
+            expect("extended", harness.extend(6, lease=70).summary, ("open", (6,), 70 * SECOND))
         first = harness.settle(4)
         for _ in range(3):
             expect("settled", harness.settle(4), first)
             expect("settled as before", harness.settle(), first)
             expect("found", harness.find(), first)
-        expect("held once more", harness.hold(5)[1:4], first[1:4])
+        expect("held once more", harness.hold(5).summary, first.summary)
         harness.hold(0, "none")
         done = harness.cancel("none")
         expect("cancelled again", [harness.cancel("none"), harness.settle(0, "none")], [done, done])
@@ -388,7 +388,7 @@ def an_id_can_be_used_again_when_its_hold_is_forgotten(make: MakeStore) -> None:
     harness.clock.advance(30 - MICROSECOND)
     harness.refused("the id with another cost", lambda: harness.hold(1))
     harness.clock.advance(MICROSECOND)
-    expect("the id, anew", harness.hold(1)[1:4], ("open", (1,), 60 * SECOND))
+    expect("the id, anew", harness.hold(1).summary, ("open", (1,), 60 * SECOND))
     expect("left", harness.left(), 4)
 
 

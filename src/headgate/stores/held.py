@@ -159,7 +159,7 @@ class HeldPiece(Charge):
                 self.more[i].close(state)
 
 
-@mypyc_attr(acyclic=True)
+@mypyc_attr(acyclic=True, free_list_len=1)
 class MemoryHold(HeldPiece):
     """One hold, which is also the first of its pieces.
 
@@ -169,6 +169,9 @@ class MemoryHold(HeldPiece):
     def __init__(self, table: LimitTable, key: str, limit: Limit, cost: i64, root: str, end: i64, keep: i64) -> None:
         super().__init__(table, key, limit, cost, root)
         self.hold_id = ""  # until somebody asks for it
+        # The state in which a lone limit has counted it, and `Tables.changes` then.
+        self.counted: State = None
+        self.changes: i64 = -1
         self.end = end  # of its lease, or when it was settled
         self.kept = keep  # microseconds for which it is remembered after its end
         self.status: HoldState = OPEN
@@ -204,17 +207,18 @@ class MemoryHold(HeldPiece):
 
     def asks_for(self, asks: Sequence[Ask], more: list[int]) -> Sequence[Ask]:
         """The asks, for more: if their limits are others meanwhile, under those with which the hold was made."""
-        asked = [asks[i]._replace(cost=more[i]) for i in range(len(asks))]
+        asked = [asks[i].with_cost(more[i]) for i in range(len(asks))]
         identities = [(one.name, one.key, one.limit.identity) for one in pieces_of(asked)]
         if identities == [(one.table.name, one.key, one.limit.identity) for one in self.pieces()]:
             return asked
         if self.asks is None:
             return [Ask(self.table.name, self.key, self.limit, more[0], self.root)]
-        return [self.asks[i]._replace(cost=more[i]) for i in range(len(more))]
+        return [self.asks[i].with_cost(more[i]) for i in range(len(more))]
 
     def let_go(self) -> None:
         """Drop what only an unsettled hold needs."""
         self.costs = self.all_costs()
+        self.counted = None
         self.asks = None
         self.rest = None
         self.more = None

@@ -16,61 +16,25 @@ answer, and an expired hold can still be settled.
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Final, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, runtime_checkable
+from typing import Final, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 from headgate.errors import HoldError
 from headgate.limits.decision import Decision
 from headgate.limits.meter import Meter
 from headgate.limits.numbers import decimal_text
 from headgate.stores.base import Ask, Store
-
-HoldState: TypeAlias = Literal["denied", "open", "settled", "cancelled", "expired"]
-
-DENIED: Final = "denied"
-OPEN: Final = "open"
-SETTLED: Final = "settled"
-CANCELLED: Final = "cancelled"
-EXPIRED: Final = "expired"
-
-MAX_OPEN_HOLDS: Final = 131_072
-"""Open holds of one key under one name."""
+from headgate.stores.hold_terms import CANCELLED as CANCELLED
+from headgate.stores.hold_terms import DENIED as DENIED
+from headgate.stores.hold_terms import EXPIRED as EXPIRED
+from headgate.stores.hold_terms import MAX_OPEN_HOLDS as MAX_OPEN_HOLDS
+from headgate.stores.hold_terms import OPEN as OPEN
+from headgate.stores.hold_terms import SETTLED as SETTLED
+from headgate.stores.hold_terms import HoldAnswer as HoldAnswer
+from headgate.stores.hold_terms import HoldState as HoldState
+from headgate.stores.hold_terms import HoldTerms as HoldTerms
 
 MAX_CHARGES: Final = 32
 """Times at which one hold can have been charged, by extending it. What is added later counts as charged at the last."""
-
-
-class HoldTerms(NamedTuple):
-    """The terms of a new hold."""
-
-    hold_id: str
-    lease: int
-    """Microseconds."""
-    release: bool
-    """Whether its costs come back if its lease ends."""
-    keep: int
-    """Microseconds for which it is remembered after its end."""
-    note: str = ""
-    """Kept with the hold, and found with it again."""
-    shape: str = ""
-    """The same, for a text that many holds have in common: a store may keep it once."""
-    most: int = MAX_OPEN_HOLDS
-    """Open holds of its key, with this one."""
-    forced: bool = False
-    """Whether it is granted whatever is left: the decision is then a denial, or what it would have been."""
-
-
-class HoldAnswer(NamedTuple):
-    """What has become of a hold."""
-
-    decision: Decision
-    """On the hold, or on more for it; of `settle` and `find_hold`, as a peek for cost 1 right now would say."""
-    state: HoldState
-    costs: tuple[int, ...]
-    """What is counted for each ask: the reserved or the settled cost."""
-    left: int
-    """Microseconds until its lease ends; 0 if it isn't open, or if its store is away and doesn't know."""
-    parts: tuple[Decision, ...] = ()
-    """The decision on each piece of each ask, of which `decision` is the one that bound; none while a store is away."""
 
 
 class ListedHold(NamedTuple):

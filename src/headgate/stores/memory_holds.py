@@ -111,6 +111,8 @@ class MemoryHolds:
         held.take(state, now)
         if table.slots:
             limit.take_slot(state, held.end)
+        held.counted = state
+        held.changes = tables.changes
         self._unindexed.add(held)
         decision = limit.decide(state, now, 0, 0, low)
         self._until_sweep -= 1
@@ -152,7 +154,7 @@ class MemoryHolds:
         tables, table, limit = self._tables, held.table, held.limit
         if now >= tables.due:
             tables.release_due(now)
-        state = table.find(held.key)
+        state = held.counted if held.changes == tables.changes else table.find(held.key)
         if state is None or held.indexed or held.status != OPEN or held.end <= now or held.forgotten:
             return None
         if table.calendar:
@@ -165,6 +167,7 @@ class MemoryHolds:
         held.cost = actual
         held.status = status
         held.end = now
+        held.counted = None
         self._unindexed.remove(held)
         return limit.decide(state, now, 1, limit.wait(state, now, 1), low)
 
@@ -193,14 +196,14 @@ class MemoryHolds:
 
     def hold(self, asks: Sequence[Ask], low: i64, terms: HoldTerms) -> HoldAnswer:
         now = self._begin()
-        hold_id, lease, _, _, _, _, most, forced = terms
+        hold_id = terms.hold_id
         known = self._find(asks[0].name, asks[0].key, hold_id, now)
         costs = tuple([ask.cost for ask in asks])
         if known is not None:
             if known.status == OPEN and known.all_costs() != costs:
                 refuse_other_costs(asks, hold_id, known.status_at(now), known.all_costs(), costs)
             return self._answer(known, asks, 0, low, now)
-        self._refuse_more(asks[0].name, asks[0].key, now, most)
+        self._refuse_more(asks[0].name, asks[0].key, now, terms.most)
         held = self._made(asks, costs, terms, now)
         pieces = held.pieces()
         _refuse_twice(pieces)
@@ -210,8 +213,8 @@ class MemoryHolds:
         denied = self._take(pieces, limits, asked, None, now, held.end)
         parts = self._decide(pieces, limits, asked, denied, low, now)
         decision = _binding(parts, asks)
-        if denied and not forced:
-            return _answer(decision, DENIED, costs, 0, parts)
+        if denied and not terms.forced:
+            return HoldAnswer(decision, DENIED, costs, 0, parts)
         if denied:
             self._force(pieces, limits, None, now, held.end)
         for i in range(len(pieces)):
@@ -221,7 +224,7 @@ class MemoryHolds:
         self._expect_release(held)
         self._sweep(now, _SWEPT)
         self._sweep_tables(pieces, self._tables.size - size, now)
-        return _answer(decision, OPEN, costs, lease, parts)
+        return HoldAnswer(decision, OPEN, costs, terms.lease, parts)
 
     def settle(
         self, asks: Sequence[Ask], low: i64, hold_id: str, costs: Sequence[int] | None, cancel: bool
@@ -247,7 +250,7 @@ class MemoryHolds:
         self._remember(held)
         if parts is None:
             return self._answer(held, asks, 1, low, now)
-        return _answer(_binding(parts, asks), status, actual, 0, parts)
+        return HoldAnswer(_binding(parts, asks), status, actual, 0, parts)
 
     def _end(
         self,
@@ -299,7 +302,7 @@ class MemoryHolds:
             if denied and not held.forced:
                 for piece in pieces:
                     piece.leave()
-                return _answer(decision, OPEN, before, held.left(now), parts)
+                return HoldAnswer(decision, OPEN, before, held.left(now), parts)
             if denied:
                 self._force(pieces, limits, charges, now, 0)
             for i in range(len(pieces)):
@@ -311,7 +314,7 @@ class MemoryHolds:
             self._record_extension(held, pieces, charges, before, end, now)
         self._move(held, pieces, now, end)
         answer = self._answer(held, asks, 0, low, now)
-        return answer if decision is None else answer._replace(decision=decision, parts=parts)
+        return answer if decision is None else answer.with_decision(decision, parts)
 
     def find_hold(self, asks: Sequence[Ask], low: i64, hold_id: str) -> HoldAnswer:
         now = self._begin()
@@ -348,21 +351,20 @@ class MemoryHolds:
         """A new hold that has taken nothing yet."""
         if self._tables.size + len(asks) > self._tables.max_keys:
             self._tables.make_room(now)  # before tables are looked up: it may drop empty ones
-        hold_id, lease, release, keep, note, shape, _, forced = terms
         held: MemoryHold | None = None
         rest: list[HeldPiece] = []
-        for name, key, limit, cost, root in pieces_of(asks):
-            table = self._tables.table_at_hand(name, limit)
+        for ask in pieces_of(asks):
+            table = self._tables.table_at_hand(ask.name, ask.limit)
             if held is None:
-                held = MemoryHold(table, key, limit, cost, root, now + lease, keep)
+                held = MemoryHold(table, ask.key, ask.limit, ask.cost, ask.root, now + terms.lease, terms.keep)
             else:
-                rest.append(HeldPiece(table, key, limit, cost, root))
+                rest.append(HeldPiece(table, ask.key, ask.limit, ask.cost, ask.root))
         assert held is not None
-        held.hold_id = hold_id
-        held.release = release
-        held.forced = forced
-        held.note = note
-        held.shape = shape
+        held.hold_id = terms.hold_id
+        held.release = terms.release
+        held.forced = terms.forced
+        held.note = terms.note
+        held.shape = terms.shape
         if rest:
             held.costs = costs
             held.asks = tuple(asks)
@@ -511,13 +513,14 @@ class MemoryHolds:
     def _answer(self, held: MemoryHold, asks: Sequence[Ask], cost: i64, low: i64, now: i64) -> HoldAnswer:
         """What has become of a hold, with a decision as a peek for cost 1 says, or for 0 on what has been taken."""
         parts = self._peek(asks, cost, low, now)
-        return _answer(_binding(parts, asks), held.status_at(now), held.all_costs(), held.left(now), parts)
+        return HoldAnswer(_binding(parts, asks), held.status_at(now), held.all_costs(), held.left(now), parts)
 
     def _peek(self, asks: Sequence[Ask], cost: i64, low: i64, now: i64) -> tuple[Decision, ...]:
         """The decision on each piece right now."""
         parts: list[Decision] = []
-        for name, key, limit, _, root in pieces_of(asks):
-            piece = HeldPiece(self._tables.table_at_hand(name, limit), key, limit, 0, root)
+        for ask in pieces_of(asks):
+            limit = ask.limit
+            piece = HeldPiece(self._tables.table_at_hand(ask.name, limit), ask.key, limit, 0, ask.root)
             piece.find(limit, cost, now, self._tables.wall_ahead(now) if piece.table.calendar else 0)
             parts.append(limit.decide(piece.state, now, cost, 0 if cost == 0 else piece.wait, low))
         return tuple(parts)
@@ -713,11 +716,11 @@ def _refuse_twice(pieces: list[HeldPiece]) -> None:
 def _same_limits(pieces: list[HeldPiece], asks: Sequence[Ask]) -> list[Limit] | None:
     """The limits of asks, if they count in the same places as the pieces of a hold; otherwise None."""
     limits: list[Limit] = []
-    for name, key, limit, _, _ in pieces_of(asks):
+    for ask in pieces_of(asks):
         if len(limits) == len(pieces):
             return None
-        piece = pieces[len(limits)]
-        if key != piece.key or name != piece.table.name:
+        piece, limit = pieces[len(limits)], ask.limit
+        if ask.key != piece.key or ask.name != piece.table.name:
             return None
         if limit is not piece.limit and limit.identity != piece.limit.identity:
             return None
@@ -733,10 +736,3 @@ def _binding(parts: tuple[Decision, ...], asks: Sequence[Ask]) -> Decision:
     for i in range(1, len(parts)):
         bound = more_binding(bound, parts[i], i)
     return bound if len(parts) == len(asks) else place_in(bound, asks, pieces_of(asks))
-
-
-def _answer(
-    decision: Decision, status: HoldState, costs: tuple[int, ...], left: i64, parts: tuple[Decision, ...]
-) -> HoldAnswer:
-    # What `HoldAnswer(...)` does, without the Python function that a named tuple has for it.
-    return tuple.__new__(HoldAnswer, (decision, status, costs, left, parts))

@@ -139,7 +139,7 @@ class HoldReference:
         held = _Held(terms, asks, now + terms.lease)
         if len([one for one in self._holds.values() if one.owner == held.owner and one.state == OPEN]) >= terms.most:
             raise HoldError("too many")
-        asked = [piece._replace(cost=max(piece.cost, 1)) for piece in _pieces(asks)]
+        asked = [piece.with_cost(max(piece.cost, 1)) for piece in _pieces(asks)]
         waits = self._waits(asked, now)
         denied = self._denied(waits)
         parts = self._parts(asked, now, waits, False, low)
@@ -175,7 +175,7 @@ class HoldReference:
         more = [max(costs[i] - held.costs[i], 0) if costs else 0 for i in range(len(held.costs))]
         parts: tuple[Decision, ...] | None = None
         if any(more):
-            pieces = _pieces([ask._replace(cost=cost) for ask, cost in zip(asks, more, strict=True)])
+            pieces = _pieces([ask.with_cost(cost) for ask, cost in zip(asks, more, strict=True)])
             # It has its slots already.
             waits = [
                 0 if piece.limit.counts_slots else wait
@@ -280,7 +280,7 @@ class HoldReference:
         return self._parts(pieces, now, [0] * len(pieces), True, low)
 
     def _peeks(self, asks: Sequence[Ask], now: int, low: int) -> tuple[Decision, ...]:
-        pieces = [piece._replace(cost=1) for piece in _pieces(asks)]
+        pieces = [piece.with_cost(1) for piece in _pieces(asks)]
         return self._parts(pieces, now, self._waits(pieces, now), False, low)
 
     def _joined(self, asks: Sequence[Ask], parts: Sequence[Decision]) -> Decision:
@@ -294,7 +294,7 @@ class HoldReference:
 
     def _charge(self, held: _Held, now: int, costs: Sequence[int]) -> None:
         charge = []
-        for piece in _pieces([ask._replace(cost=cost) for ask, cost in zip(held.asks, costs, strict=True)]):
+        for piece in _pieces([ask.with_cost(cost) for ask, cost in zip(held.asks, costs, strict=True)]):
             charge.append(_Event(now, piece.cost))
             self._history(piece).events.append(charge[-1])
             self._history(piece).charged += 1
@@ -302,7 +302,7 @@ class HoldReference:
 
     def _count(self, held: _Held, now: int, actual: Sequence[int]) -> None:
         """Count these costs for a hold, instead of what is counted for it now."""
-        pieces = _pieces([ask._replace(cost=cost) for ask, cost in zip(held.asks, actual, strict=True)])
+        pieces = _pieces([ask.with_cost(cost) for ask, cost in zip(held.asks, actual, strict=True)])
         for i, piece in enumerate(pieces):
             history, events = self._history(piece), [charge[i] for charge in held.charges]
             excess = piece.cost - sum(event.cost for event in events)
@@ -336,7 +336,7 @@ def _fresh(limit: Limit) -> list[Model]:
 
 def _pieces(asks: Sequence[Ask]) -> list[Ask]:
     """The asks, with one for each limit that is counted by itself."""
-    return [ask._replace(limit=piece) for ask in asks for piece in ask.limit.pieces]
+    return [ask.with_limit(piece) for ask in asks for piece in ask.limit.pieces]
 
 
 def _longest(waits: Sequence[int]) -> int:

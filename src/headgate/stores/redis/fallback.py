@@ -131,7 +131,7 @@ class Fallback:
             )
         if self._nodes == 1:
             answer = self.memory.hold(asks, low, terms)
-            return answer._replace(decision=answer.decision.as_degraded(answer.decision.limit), parts=())
+            return answer.with_decision(answer.decision.as_degraded(answer.decision.limit))
         answer = self.memory.hold(self._of_parts(asks), low, terms)
         return HoldAnswer(_on_asks(answer.decision, asks), answer.state, costs, answer.left)
 
@@ -158,7 +158,7 @@ class Fallback:
 
     def _check_more(self, asks: Sequence[Ask], low: int, more: Sequence[int]) -> Decision:
         """The decision on more costs for a hold that isn't counted here. It has its slot."""
-        asked = [ask._replace(cost=cost) for ask, cost in zip(asks, more, strict=False)]
+        asked = [ask.with_cost(cost) for ask, cost in zip(asks, more, strict=False)]
         counted = pieces_of(asked) if self._nodes == 1 else self._of_parts(asked)
         counted = [ask for ask in counted if not ask.limit.counts_slots]
         passed = not any(more) or not counted or self.memory.apply(Verb.CHECK, counted, low)

@@ -281,7 +281,7 @@ def hold_request(keys: Keys, asks: Sequence[Ask], low: int, terms: HoldTerms, *,
     """`HoldStore.hold`. One that is granted already passes whatever is left."""
     costs = [ask.cost for ask in asks]
     flag = _GRANTED if granted else _FORCE if terms.forced else 0
-    rest = (1, flag, terms.lease, terms.keep, terms.release)
+    rest = (1, flag, int(terms.lease), int(terms.keep), terms.release)
     simple = not granted and not terms.release
     return HoldRequest(keys, b"h", asks, low, terms.hold_id, costs, rest, terms, simple)
 

@@ -78,7 +78,7 @@ class HoldOutage:
             return self._held_before(asks, terms, known)
         answer = self._fallback.hold(asks, low, terms)
         if answer.state == DENIED and terms.forced:
-            answer = answer._replace(state=OPEN, left=terms.lease)
+            answer = answer.as_open(terms.lease)
         if answer.state == DENIED:
             return answer
         end = self._clock.now() + terms.lease
@@ -86,7 +86,7 @@ class HoldOutage:
         def make() -> Request[Any]:
             until = max([end, *[one.until for one in self._waiting(about)]])  # it may have been renewed
             lease = max(until - self._clock.now(), 0)
-            return hold_request(self._keys, asks, low, terms._replace(lease=lease), granted=True)
+            return hold_request(self._keys, asks, low, terms.with_lease(lease), granted=True)
 
         if not self._book(Booking(about, make, answer, until=end)):
             self._fallback.settle(asks, low, terms.hold_id, None, cancel=True)
@@ -97,7 +97,7 @@ class HoldOutage:
         """The answer to a hold whose id is known from what is still to be booked."""
         costs = tuple([ask.cost for ask in asks])
         if known.state != OPEN:
-            return known._replace(decision=degraded_allow(asks))
+            return known.with_decision(degraded_allow(asks))
         if known.costs != costs:
             refuse_other_costs(asks, terms.hold_id, OPEN, known.costs, costs)
         until = max([one.until for one in self._waiting(_about(asks, terms.hold_id))], default=0)

@@ -142,7 +142,7 @@ class PeekEachRequest(Request[tuple[Decision, ...]]):
 
     def __init__(self, keys: Keys, asks: Sequence[Ask], low: i64) -> None:
         self._arguments: Final = (keys, asks, low)
-        self._peek: Final = ApplyRequest(keys, PEEK, [ask._replace(cost=1) for ask in asks], low, None, "")
+        self._peek: Final = ApplyRequest(keys, PEEK, [ask.with_cost(1) for ask in asks], low, None, "")
         self.counted: Final = self._peek.counted
         super().__init__(self._peek.spec, self._peek.keys, self._peek.numbers)
 

@@ -1,0 +1,129 @@
+"""The terms of a hold, and what a store answers. They are compiled, since every hold has some."""
+
+from typing import Final, Literal, TypeAlias
+
+from headgate._native import i64, mypyc_attr
+from headgate.limits.decision import Decision
+
+HoldState: TypeAlias = Literal["denied", "open", "settled", "cancelled", "expired"]
+
+DENIED: Final = "denied"
+OPEN: Final = "open"
+SETTLED: Final = "settled"
+CANCELLED: Final = "cancelled"
+EXPIRED: Final = "expired"
+
+MAX_OPEN_HOLDS: Final = 131_072
+"""Open holds of one key under one name."""
+
+
+@mypyc_attr(acyclic=True)
+class HoldTerms:
+    """The terms of a new hold."""
+
+    __slots__ = ("forced", "hold_id", "keep", "lease", "most", "note", "release", "shape")
+
+    def __init__(
+        self,
+        hold_id: str,
+        lease: i64,
+        release: bool,
+        keep: i64,
+        note: str = "",
+        shape: str = "",
+        most: i64 = MAX_OPEN_HOLDS,
+        forced: bool = False,
+    ) -> None:
+        self.hold_id: Final = hold_id
+        self.lease: Final = lease
+        """Microseconds."""
+        self.release: Final = release
+        """Whether its costs come back if its lease ends."""
+        self.keep: Final = keep
+        """Microseconds for which it is remembered after its end."""
+        self.note: Final = note
+        """Kept with the hold, and found with it again."""
+        self.shape: Final = shape
+        """The same, for a text that many holds have in common: a store may keep it once."""
+        self.most: Final = most
+        """Open holds of its key, with this one."""
+        self.forced: Final = forced
+        """Whether it is granted whatever is left: the decision is then a denial, or what it would have been."""
+
+    def with_id(self, hold_id: str) -> "HoldTerms":
+        return HoldTerms(
+            hold_id, self.lease, self.release, self.keep, self.note, self.shape, self.most, self.forced
+        )  # fmt: skip
+
+    def with_lease(self, lease: i64) -> "HoldTerms":
+        return HoldTerms(
+            self.hold_id, lease, self.release, self.keep, self.note, self.shape, self.most, self.forced
+        )  # fmt: skip
+
+    def _fields(self) -> tuple[object, ...]:
+        kept = (self.hold_id, self.lease, self.release, self.keep)
+        return *kept, self.note, self.shape, self.most, self.forced
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HoldTerms) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return HoldTerms, self._fields()
+
+    def __repr__(self) -> str:
+        return f"HoldTerms{self._fields()!r}"
+
+
+@mypyc_attr(acyclic=True)
+class HoldAnswer:
+    """What has become of a hold."""
+
+    __slots__ = ("costs", "decision", "left", "parts", "state")
+
+    def __init__(
+        self,
+        decision: Decision,
+        state: HoldState,
+        costs: tuple[int, ...],
+        left: i64,
+        parts: tuple[Decision, ...] = (),
+    ) -> None:
+        self.decision: Final = decision
+        """On the hold, or on more for it; of `settle` and `find_hold`, as a peek for cost 1 right now would say."""
+        self.state: Final = state
+        self.costs: Final = costs
+        """What is counted for each ask: the reserved or the settled cost."""
+        self.left: Final = left
+        """Microseconds until its lease ends; 0 if it isn't open, or if its store is away and doesn't know."""
+        self.parts: Final = parts
+        """The decision on each piece of each ask, of which `decision` is the one that bound; none while a store is
+        away."""
+
+    @property
+    def summary(self) -> tuple[HoldState, tuple[int, ...], int]:
+        """The state, the costs and what is left of the lease, without the decisions."""
+        return self.state, self.costs, self.left
+
+    def with_decision(self, decision: Decision, parts: tuple[Decision, ...] = ()) -> "HoldAnswer":
+        return HoldAnswer(decision, self.state, self.costs, self.left, parts)
+
+    def as_open(self, left: i64) -> "HoldAnswer":
+        return HoldAnswer(self.decision, OPEN, self.costs, left, self.parts)
+
+    def _fields(self) -> tuple[object, ...]:
+        return self.decision, self.state, self.costs, self.left, self.parts
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HoldAnswer) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return HoldAnswer, self._fields()
+
+    def __repr__(self) -> str:
+        return f"HoldAnswer{self._fields()!r}"
