@@ -58,6 +58,16 @@ class Nodes:
             store.close()
 
 
+def test_a_store_may_be_closed_before_its_gate(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(20):  # each may close the connection while the gate's thread waits for a message on it
+        store = RedisStore(server.url, prefix=f"closed{number}:", timeout=PATIENCE)
+        gate = Gate(store=store)
+        assert gate.check("a", "ws", "light")
+        store.close()
+        gate.close()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
 def test_a7_nodes_count_together_and_violations_are_shared(server: Server) -> None:
     with Nodes(server) as (_, one, other):
         decisions = [gate.check("a", "ws", "heavy") for _ in range(8) for gate in (one, other)]

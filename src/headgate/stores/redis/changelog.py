@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import redis
+
 from headgate.errors import StoreAway
 from headgate.lifecycle import after_fork
 from headgate.stores.base import Change, Edit, LogPage
@@ -142,11 +144,23 @@ class _Follower(threading.Thread):
     def _listen(self) -> None:
         with self._clients.client().pubsub(ignore_subscribe_messages=True) as pubsub:  # type: ignore[no-untyped-call]
             pubsub.subscribe(self._channel)
-            pubsub.get_message(timeout=_POLL)
+            _next_message(pubsub)
             self._on_change(True)
             while not self._stopped.is_set():
-                if pubsub.get_message(timeout=_POLL) is not None:
+                if _next_message(pubsub) is not None:
                     self._on_change(False)
+
+
+def _next_message(pubsub: Any) -> object:
+    """The next message, or None after a while."""
+    try:
+        return pubsub.get_message(timeout=_POLL)
+    except (
+        AttributeError,
+        TypeError,
+        ValueError,
+    ) as error:  # what redis-py makes of a client that was closed meanwhile
+        raise redis.ConnectionError("the client was closed") from error
 
 
 def _split(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -28,7 +28,6 @@ import redis.backoff
 import redis.cluster
 import redis.retry
 import redis.sentinel
-from redis.connection import HiredisRespSerializer
 from redis.exceptions import (
     ChildDeadlockedError,
     MaxConnectionsError,
@@ -43,6 +42,7 @@ from headgate.flow import no_event_loop
 from headgate.lifecycle import new_lock
 from headgate.stores.redis.bounded_calls import BoundedCalls
 from headgate.stores.redis.connection_cache import ConnectionCache
+from headgate.stores.redis.packing import pack_words
 from headgate.stores.schemes import scheme_of, wrong_url
 
 Client: TypeAlias = redis.Redis | redis.RedisCluster
@@ -403,9 +403,9 @@ def _packing_in_c(client: redis.asyncio.Redis) -> redis.asyncio.Redis:
     In Python it would take more time than all else that the client does for a batch of holds.
     """
     if HIREDIS_AVAILABLE:
-        pool, serializer = client.connection_pool, HiredisRespSerializer()
+        pool = client.connection_pool
         kind = pool.connection_class
-        pool.connection_class = type(kind.__name__, (kind,), {"pack_command": staticmethod(serializer.pack)})
+        pool.connection_class = type(kind.__name__, (kind,), {"pack_command": staticmethod(pack_words)})
     return client
 
 

@@ -7,6 +7,7 @@ import redis
 from redis.exceptions import ResponseError
 
 from headgate.stores.redis.bounded_calls import BoundedCalls
+from headgate.stores.redis.packing import send
 
 _TRUSTED_FOR: Final = 0.02  # seconds for which a connection that has just worked isn't looked at
 
@@ -46,7 +47,7 @@ class ConnectionCache:
 
     def _send(self, connection: Any, command: list[Any]) -> Any:
         try:
-            connection.send_command(*command)
+            send(connection, command)
             reply = connection.read_response()
         except ResponseError:  # the server has answered
             self._idle.append((connection, time.monotonic()))

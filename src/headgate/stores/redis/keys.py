@@ -28,6 +28,8 @@ FORMAT: Final = "1"
 """The version of the stored format. It is part of every key."""
 
 _LONGEST_KEY: Final = 512  # bytes; longer ones are stored by their digest, so that nobody fills the server with them
+_PERCENT: Final = 0x25
+_BRACE: Final = 0x7D
 _MAX_SIMPLE: Final = 18  # limits of a hold in its short form: a script unpacks only so many numbers at once
 _MAX_CODECS: Final = 10_000  # so that nobody fills this process with limits
 _MARK_LENGTH: Final = len(FORMAT) + 1  # of the letter and the format at which the ending of a key begins
@@ -412,7 +414,7 @@ def _escaped_key(key: str) -> bytes:
     found = encode(key)
     if len(found) > _LONGEST_KEY:
         return b"%" + hashlib.sha256(found).hexdigest().encode()
-    if b"%" in found or b"}" in found:
+    if _PERCENT in found or _BRACE in found:  # by their codes: with bytes, Python makes an error first
         return found.replace(b"%", b"%25").replace(b"}", b"%7D")
     return found or b"%"
 

@@ -43,6 +43,8 @@ local function are_whole(one, other)
 end
 
 -- The expiry after so many microseconds: never early, and never 0, which would delete.
+local margin = 2 + ARGV[2]
 local function milliseconds(microseconds)
-  return max(floor(min(microseconds, LARGEST) / 1000), 0) + 2 + ARGV[2]
+  local whole = (microseconds < LARGEST and microseconds or LARGEST) / 1000
+  return whole > 1 and whole - whole % 1 + margin or margin
 end
