@@ -279,6 +279,20 @@ async def test_clients_of_the_application(server: Server) -> None:
         ),
         ("unix+cluster:///path", "store: expected a URL such as "),
         ("redis+http://localhost", "store: expected a URL such as "),
+        *[
+            (
+                f"{scheme}?socket_keepalive=true&on_failure=open",
+                "store: expected options of a connection of redis-py in the URL, such as socket_keepalive, got 'on_failure'; "
+                "options of the store are arguments of RedisStore",
+            )
+            for scheme in (
+                "redis://localhost",
+                "redis+sentinel://localhost/main",
+                "redis+cluster://localhost",
+                "unix:///a",
+            )
+        ],
+        ("redis://user:a?b@localhost", "store: expected options of a connection of redis-py in the URL, such as "),
     ],
 )
 def test_a_bad_url_is_refused(url: str, text: str) -> None:
@@ -297,6 +311,7 @@ def test_a_bad_url_is_refused(url: str, text: str) -> None:
         "redis://user:s3cret/@localhost",
         "redis://user:p/s3cret@localhost:port",
         "redis://localhost:port?password=s3cret",
+        "redis://user:a?s3cret@localhost",
         "redis+cluster://user:s3cret/@localhost:7000",
         "redis+cluster://user:s3cret@localhost:port",
         "redis+sentinel://user:s3cret@localhost:26379",

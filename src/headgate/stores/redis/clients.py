@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from inspect import signature
 from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 from weakref import WeakKeyDictionary
@@ -72,6 +73,18 @@ _PORTS: Final = {"+sentinel": 26379, "+cluster": 6379}  # where none is named
 _CALL_TIMEOUTS: Final = 4  # that a call other than a check may take
 _MIN_POOL_SIZE: Final = 16  # connections: a pool that has fewer can't spare those of a `ConnectionCache`
 _POOL_POLL: Final = 0.002  # seconds until a pool that has no free connection is asked again
+_OPTIONS: Final = {
+    name
+    for kind in (
+        redis.connection.AbstractConnection,
+        redis.Connection,
+        redis.SSLConnection,
+        redis.UnixDomainSocketConnection,
+        redis.ConnectionPool,
+        redis.RedisCluster,
+    )
+    for name in signature(kind).parameters
+} | {"ssl"}
 _POOL_TEXTS: Final = ("Too many connections", "No connection available.")  # with which it says so
 
 
@@ -112,6 +125,7 @@ class Clients:
 
     def _from_url(self, url: str, timeout: float) -> None:
         scheme, kind, options, nodes, name = _parse(url)
+        _check_options(url)
         options |= {"socket_timeout": timeout, "socket_connect_timeout": timeout} | options
         options.setdefault("protocol", 2)
         retry = redis.retry.Retry(redis.backoff.NoBackoff(), 0)  # a request may have been counted: never sent twice
@@ -491,6 +505,18 @@ def _parse(url: str) -> tuple[str, str, dict[str, Any], list[tuple[str, int]], s
             raise wrong_url(url, "the master's name, as in redis+sentinel://host:26379/name")
         options |= {"db": int(db)} if db.isdigit() else {}
     return name, kind, options, nodes, master
+
+
+def _check_options(url: str) -> None:
+    """Refuse an option in a URL that no connection has: redis-py would only complain when it connects."""
+    query = url.partition("?")[2]
+    for name, _ in parse_qsl(query, keep_blank_values=True):
+        if name not in _OPTIONS:
+            shown = "another one" if "@" in query else f"{name[:100]!r}"  # perhaps a part of a password
+            raise InvalidInput(
+                f"store: expected options of a connection of redis-py in the URL, such as socket_keepalive, got {shown}; "
+                "options of the store are arguments of RedisStore: RedisStore(url, timeout=0.5)"
+            )
 
 
 def _value(text: str) -> object:
