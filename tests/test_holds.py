@@ -358,6 +358,12 @@ def test_a_store_that_fails_in_a_new_way_ends_no_other_renewal(
         def renew(self) -> bool:
             raise ZeroDivisionError
 
+        def renewal(self, called: int) -> None:
+            raise ZeroDivisionError
+
+        def renewed(self, called: int, answer: object) -> bool:
+            raise ZeroDivisionError
+
     limiter = make("10/day", clock)
     RENEWERS.add(limiter.store, broken := Broken())
     with limiter.hold("a", lease=60) as hold, renewed(hold):

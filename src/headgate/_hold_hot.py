@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 from headgate import _hold_async
 from headgate._native import i64, mypyc_attr
-from headgate.errors import HoldError, RateLimited, StoreError, UnknownHold, refuse
+from headgate.errors import HeadgateError, HoldError, RateLimited, StoreError, UnknownHold, refuse
 from headgate.hold_owner import HoldOwner
 from headgate.lease_renewer import RENEWERS
 from headgate.limits.decision import Decision, Limit
@@ -27,6 +27,7 @@ from headgate.stores.holds import (
     HoldAnswer,
     HoldState,
     HoldStore,
+    Renewal,
     refuse_ended,
     refuse_other_costs,
 )
@@ -311,23 +312,34 @@ class Hold:
 
     def renew(self) -> bool:
         """Renew its lease, and say whether to go on doing so."""
-        store = self._store
-        called = store.clock.now()
-        if called - self._called >= self._max_age:
+        called = self._store.clock.now()
+        renewal = self.renewal(called)
+        if renewal is None:
             return False
         try:
-            asks, low, hold_id = self._arguments()
-            answer = store.extend(asks, low, hold_id, None, self._lease)
-        except StoreError as error:  # perhaps it is back before the lease ends
-            _log.debug("the lease of hold %r can't be renewed: %s", self.id, error)
+            return self.renewed(called, self._store.extend(renewal[0], renewal[1], renewal[2], None, renewal[3]))
+        except HeadgateError as error:
+            return self.renewed(called, error)
+
+    def renewal(self, called: int) -> Renewal | None:
+        """What to ask of its store for a longer lease; None if it is old enough to go without."""
+        if called - self._called >= self._max_age:
+            return None
+        asks, low, hold_id = self._arguments()
+        return Renewal(asks, low, hold_id, self._lease)
+
+    def renewed(self, called: int, answer: HoldAnswer | HeadgateError) -> bool:
+        """Take note of what its store has answered, and say whether to go on renewing it."""
+        if isinstance(answer, HoldAnswer):
+            if not answer.left:  # the store is away: it doesn't know whether it will be in time
+                return self.state == OPEN
+            self._ends = called + answer.left
+            return True
+        if isinstance(answer, StoreError):  # perhaps it is back before the lease ends
+            _log.debug("the lease of hold %r can't be renewed: %s", self.id, answer)
             return self.state == OPEN
-        except HoldError:
-            self._lost = True
-            return False
-        if not answer.left:  # the store is away: it doesn't know whether it will be in time
-            return self.state == OPEN
-        self._ends = called + answer.left
-        return True
+        self._lost = True
+        return False
 
     def __repr__(self) -> str:
         return f"Hold({self.id!r}, {self.state})"

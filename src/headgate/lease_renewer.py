@@ -1,4 +1,8 @@
-"""Renews the leases of holds whose blocks are running: one thread for each store, while there are any."""
+"""Renews the leases of holds whose blocks are running: one thread for each store, while there are any.
+
+What is due at the same time is renewed in one call, where a store can do that: thousands of blocks with short leases
+would otherwise lose some while one after the other waits for a server.
+"""
 
 import heapq
 import logging
@@ -8,10 +12,13 @@ from contextlib import suppress
 from itertools import count
 from typing import Final, Protocol
 
+from headgate.errors import HeadgateError
 from headgate.lifecycle import after_fork, new_lock
 from headgate.stores.base import Store
+from headgate.stores.holds import HoldAnswer, Renewal, RenewingStore
 
 _IDLE: Final = 5.0  # seconds for which the thread waits for more to do
+_AT_ONCE: Final = 32  # leases that are renewed in one call: a server does nothing else meanwhile
 
 _log = logging.getLogger("headgate")
 
@@ -23,6 +30,10 @@ class Renewable(Protocol):
     def renewal_interval(self) -> int: ...
 
     def renew(self) -> bool: ...
+
+    def renewal(self, called: int) -> Renewal | None: ...
+
+    def renewed(self, called: int, answer: HoldAnswer | HeadgateError) -> bool: ...
 
 
 class LeaseRenewers:
@@ -72,6 +83,7 @@ class LeaseRenewer:
         self._holds: Final[set[Renewable]] = set()
         self._due: Final[list[tuple[int, int, Renewable]]] = []  # some were removed meanwhile
         self._numbers: Final = count()
+        self._at_once: Final = _AT_ONCE if isinstance(store, RenewingStore) else 1
         self._asleep: Final = threading.Lock()
         self._asleep.acquire()
 
@@ -104,38 +116,51 @@ class LeaseRenewer:
 
     def run(self) -> None:
         while True:
-            hold, when = self._next()
-            if hold is not None:
-                try:
-                    goes_on = hold.renew()
-                except Exception:  # noqa: BLE001 - of any store: the other holds still need this thread
-                    _log.exception("the lease of a hold can't be renewed; the next attempt is in a third of it")
-                    goes_on = True
-                if not goes_on:
+            due, when = self._take_due()
+            if due:
+                for hold in self._renew(due):
                     self.remove(hold)
                 with self._lock:
-                    if hold in self._holds:
-                        self._expect(hold)
+                    for hold in due:
+                        if hold in self._holds:
+                            self._expect(hold)
                 continue
             seconds = _IDLE if when is None else self.store.clock.alarm(when, self._wake)
             woken = self._asleep.acquire(timeout=-1 if seconds is None else min(seconds, threading.TIMEOUT_MAX))
             if when is None and not woken and self._end(self):
                 return
 
-    def _next(self) -> tuple[Renewable | None, int | None]:
-        """The next hold whose lease is to be renewed now, or the moment when one will be, if there is any."""
+    def _take_due(self) -> tuple[list[Renewable], int | None]:
+        """Some holds whose leases are to be renewed now, and the moment when the next one will be, if there is any."""
+        due: list[Renewable] = []
         with self._lock:
             now = self.store.clock.now()
             while self._due:
                 when, _, hold = self._due[0]
-                if hold not in self._holds:
-                    heapq.heappop(self._due)
-                elif when <= now:
-                    heapq.heappop(self._due)
-                    return hold, when
-                else:
-                    return None, when
-            return None, None
+                if hold in self._holds and (when > now or len(due) == self._at_once):
+                    return due, when
+                heapq.heappop(self._due)
+                if hold in self._holds:
+                    due.append(hold)
+            return due, None
+
+    def _renew(self, due: list[Renewable]) -> list[Renewable]:
+        """Renew some holds, and return those to renew no more."""
+        try:
+            if len(due) > 1 and isinstance(self.store, RenewingStore):
+                return _renew_together(self.store, due)
+            return [hold for hold in due if not hold.renew()]
+        except Exception:  # noqa: BLE001 - of any store: the other holds still need this thread
+            _log.exception("the lease of a hold can't be renewed; the next attempt is in a third of it")
+            return []
+
+
+def _renew_together(store: RenewingStore, due: list[Renewable]) -> list[Renewable]:
+    called = store.clock.now()
+    renewals = [(hold, renewal) for hold in due if (renewal := hold.renewal(called)) is not None]
+    answers = store.renew([renewal for _, renewal in renewals])
+    going_on = {hold for (hold, _), answer in zip(renewals, answers, strict=True) if hold.renewed(called, answer)}
+    return [hold for hold in due if hold not in going_on]
 
 
 RENEWERS: Final = LeaseRenewers()

@@ -4,6 +4,7 @@ import asyncio
 import random
 import struct
 import time
+from contextlib import ExitStack
 from typing import Any
 from zlib import crc32
 
@@ -11,19 +12,20 @@ import pytest
 import redis
 import redis.asyncio
 
-from headgate import ManualClock, SlidingWindow, per_day, per_second
+from headgate import Limiter, ManualClock, SlidingWindow, per_day, per_second
 from headgate.errors import HoldError, UnknownHold
+from headgate.lease_renewer import RENEWERS
 from headgate.limits.all_of import AllOf
 from headgate.limits.budget import Budget
 from headgate.limits.decision import Limit
 from headgate.limits.slots import Slots
 from headgate.stores.base import Ask, Verb
-from headgate.stores.holds import HoldTerms
+from headgate.stores.holds import HoldAnswer, HoldTerms, Renewal
 from headgate.stores.redis import RedisStore, keys
 from headgate.stores.redis.hold_requests import hold_request
 from tests.support.cluster import steady_cluster
 from tests.support.redis_store import doubles, keys_of, time_of
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, Server, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -333,3 +335,48 @@ def test_another_amount_of_a_budget_is_the_same_limit(still: RedisStore) -> None
     still.hold(asks(Budget(100), 10), 0, terms())
     still.settle(asks(Budget(200), 10), 0, "id", [4])
     assert still.apply(Verb.PEEK, asks(Budget(200), 1), 0).remaining == 196
+
+
+# Renewals -------------------------------------------------------------------------------------------------------------
+
+
+def test_leases_that_are_due_together_are_renewed_in_a_few_calls(still: RedisStore, clock: ManualClock) -> None:
+    limiter = Limiter("1000/day; 500 in flight", store=still)
+    with ExitStack() as blocks:
+        holds = [blocks.enter_context(limiter.hold(f"key-{number % 7}", lease=3)) for number in range(300)]
+        lost = limiter.hold("lost", lease=3)
+        old = blocks.enter_context(limiter.hold("old", lease=3, max_age=1))
+        RENEWERS.add(still, lost)
+        limiter.reset("lost")
+        before = still.traffic.round_trips
+        for second in range(1, 4):
+            clock.advance(1)
+            wait_for(lambda: {hold.lease_left for hold in holds} == {3.0}, f"the renewals after {second} s")
+        assert still.traffic.round_trips - before < 3 * 302 / 16
+        assert lost.lost
+        assert old.state == "expired"
+        assert {hold.state for hold in holds} == {"open"}
+
+
+def test_a_renewal_says_of_each_hold_what_extend_says(still: RedisStore, clock: ManualClock) -> None:
+    limit = AllOf([per_day(10), Slots(5)])
+    for hold_id in ("open", "settled", "short"):
+        still.hold(asks(limit, 2), 0, terms(hold_id, 1 if hold_id == "short" else 60))
+    still.settle(asks(limit, 2), 0, "settled", None)
+    clock.advance(2)
+    ids = ("open", "settled", "short", "unknown")
+    found = still.renew([Renewal(asks(limit, 2), 0, hold_id, 90 * SECOND) for hold_id in ids])
+    assert [one.summary if isinstance(one, HoldAnswer) else type(one) for one in found] == [
+        ("open", (2,), 90 * SECOND), HoldError, HoldError, UnknownHold,
+    ]  # fmt: skip
+
+
+def test_renewals_while_the_server_is_away_are_booked(breaker_clock: ManualClock) -> None:
+    with Server() as own, RedisStore(own.url, clock=ManualClock()) as store:
+        holds = [Limiter(Slots(3), store=store).hold("a", lease=60) for _ in range(3)]
+        own.kill()
+        renewals = [renewal for hold in holds if (renewal := hold.renewal(store.clock.now())) is not None]
+        found = store.renew(renewals)
+        assert [one.left for one in found if isinstance(one, HoldAnswer)] == [0, 0, 0]
+        assert store._bookings is not None
+        assert len(store._bookings.about(("", "a", holds[0].id))) == 1

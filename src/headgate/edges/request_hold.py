@@ -5,13 +5,13 @@ from typing import Final, TypeAlias, TypedDict
 from weakref import ref
 
 from headgate.edges.costs import ExactCost
-from headgate.errors import UnknownHold, refuse
+from headgate.errors import HeadgateError, UnknownHold, refuse
 from headgate.flow import Flow
 from headgate.holds import Hold
 from headgate.lease_renewer import RENEWERS
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision
-from headgate.stores.holds import HoldStore
+from headgate.stores.holds import HoldAnswer, HoldStore, Renewal
 from headgate.stores.memory import in_process
 
 LEASE: Final = 60
@@ -29,23 +29,19 @@ class RequestHold:
     lease ends. With `awaits`, its flows yield awaitables.
     """
 
-    __slots__ = ("__weakref__", "_awaits", "_ended", "_hold", "_renewal", "_store")
+    __slots__ = ("__weakref__", "_awaits", "_ended", "_renewal", "_store", "hold")
 
     def __init__(self, hold: Hold, limiter: Limiter, *, awaits: bool) -> None:
-        self._hold: Final = hold
+        self.hold: Final = hold
         self._store: Final = limiter.store
         self._awaits: Final = awaits
         self._renewal: Final = _Renewal(self, hold.renewal_interval)
         self._ended = False
         RENEWERS.add(self._store, self._renewal)
 
-    def renew(self) -> bool:
-        """Renew its lease, and say whether to go on doing so."""
-        return self._hold.renew()
-
     def extend(self, cost: ExactCost) -> Flow[object, Decision]:
         """Reserve so much more, all or nothing."""
-        decision: Decision = yield self._hold.aextend(cost) if self._awaits else self._hold.extend(cost)
+        decision: Decision = yield self.hold.aextend(cost) if self._awaits else self.hold.extend(cost)
         return decision
 
     def settle(self, actual: ExactCost | None) -> Flow[object, bool]:
@@ -58,7 +54,7 @@ class RequestHold:
         self._ended = True
         RENEWERS.remove(self._store, self._renewal)
         try:
-            yield self._hold.asettle(actual) if self._awaits else self._hold.settle(actual)
+            yield self.hold.asettle(actual) if self._awaits else self.hold.settle(actual)
         except UnknownHold:
             return False
         return True
@@ -75,7 +71,15 @@ class _Renewal:
 
     def renew(self) -> bool:
         held = self._held()
-        return held is not None and held.renew()
+        return held is not None and held.hold.renew()
+
+    def renewal(self, called: int) -> Renewal | None:
+        held = self._held()
+        return None if held is None else held.hold.renewal(called)
+
+    def renewed(self, called: int, answer: HoldAnswer | HeadgateError) -> bool:
+        held = self._held()
+        return held is not None and held.hold.renewed(called, answer)
 
 
 class HoldOptions(TypedDict):

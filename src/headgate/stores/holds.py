@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Final, NamedTuple, NoReturn, Protocol, runtime_checkable
 
-from headgate.errors import HoldError
+from headgate.errors import HeadgateError, HoldError
 from headgate.limits.decision import Decision
 from headgate.limits.meter import Meter
 from headgate.limits.numbers import decimal_text
@@ -103,6 +103,23 @@ class HoldStore(Store, Protocol):
     async def afind_hold(self, asks: Sequence[Ask], low: int, hold_id: str) -> HoldAnswer: ...
 
     async def alist_holds(self, name: str, key: str, count: int) -> list[ListedHold]: ...
+
+
+class Renewal(NamedTuple):
+    """A longer lease for a hold: the arguments of `HoldStore.extend` but for the costs, which stay as they are."""
+
+    asks: Sequence[Ask]
+    low: int
+    hold_id: str
+    lease: int
+
+
+@runtime_checkable
+class RenewingStore(HoldStore, Protocol):
+    """A store that renews many leases in one call."""
+
+    def renew(self, renewals: Sequence[Renewal]) -> list[HoldAnswer | HeadgateError]:
+        """What `extend` answers to each, or the error that it raises."""
 
 
 class UsageRow(NamedTuple):

@@ -514,8 +514,8 @@ def _check_options(url: str) -> None:
         if name not in _OPTIONS:
             shown = "another one" if "@" in query else f"{name[:100]!r}"  # perhaps a part of a password
             raise InvalidInput(
-                f"store: expected options of a connection of redis-py in the URL, such as socket_keepalive, got {shown}; "
-                "options of the store are arguments of RedisStore: RedisStore(url, timeout=0.5)"
+                "store: expected options of a connection of redis-py in the URL, such as socket_keepalive, got "
+                f"{shown}; options of the store are arguments of RedisStore: RedisStore(url, timeout=0.5)"
             )
 
 

@@ -42,6 +42,12 @@ class RequestExecutor:
             answer: Answer = drive(self._repeat(again), self.thread_batcher.execute)
             return answer
 
+    def execute_all(self, requests: list[Request[Any]]) -> None:
+        """Have many requests carried out in a few calls: each gets its answer, or an error as its answer."""
+        if not self.startup.done:
+            drive(self.startup.run(), lambda _: self.info())
+        self.thread_batcher.execute_all(requests)
+
     async def aexecute(self, request: Request[Answer]) -> Answer:
         loop = running_loop()
         if not self.startup.done:

@@ -1,18 +1,19 @@
 """Holds in Redis or Valkey: the verbs of `HoldStore`."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeAlias
 
 from redis.client import NEVER_DECODE
 
-from headgate.errors import StoreAway
+from headgate.errors import HeadgateError, HoldError, StoreAway
 from headgate.flow import Flow, adrive, drive
 from headgate.limits.decision import Decision
 from headgate.limits.meter import Meter
 from headgate.limits.numbers import LARGEST
 from headgate.stores.base import Ask
-from headgate.stores.holds import OPEN, HoldAnswer, HoldTerms, ListedHold, UsageRow
+from headgate.stores.holds import OPEN, HoldAnswer, HoldTerms, ListedHold, Renewal, UsageRow
 from headgate.stores.redis.clients import AsyncClient, Client, Clients, server_errors
 from headgate.stores.redis.executor import RequestExecutor
 from headgate.stores.redis.hold_records import HoldRecord, read_record
@@ -118,6 +119,26 @@ class RedisHolds:
 
     async def afind_hold(self, asks: Sequence[Ask], low: int, hold_id: str) -> HoldAnswer:
         return await adrive(self._find(asks, low, hold_id), self._executor.aexecute)
+
+    def renew(self, renewals: Sequence[Renewal]) -> list[HoldAnswer | HeadgateError]:
+        """See `RenewingStore.renew`."""
+        requests = [
+            extend_request(self.keys, asks, low, hold_id, None, lease) for asks, low, hold_id, lease in renewals
+        ]
+        if self._is_direct():
+            with suppress(StoreAway):
+                self._executor.execute_all([*requests])
+        return [self._renewed(*one) for one in zip(renewals, requests, strict=True)]
+
+    def _renewed(self, renewal: Renewal, request: HoldRequest) -> HoldAnswer | HeadgateError:
+        """The answer to a renewal. One that has none yet is sent alone: it may be asked again, or booked for later."""
+        if isinstance(request.answer, (HoldAnswer, HoldError)):
+            return request.answer
+        asks, low, hold_id, lease = renewal
+        try:
+            return self.extend(asks, low, hold_id, None, lease)
+        except HeadgateError as error:
+            return error
 
     # The most frequent verbs, without the time that a flow takes -----------------------------------------------------
 
