@@ -20,7 +20,7 @@ from headgate import (
     RateLimited,
     UnknownHold,
 )
-from headgate.holds import HoldAttempt, HoldSummary, hold_terms
+from headgate.holds import HoldAttempt, HoldSummary, read_terms
 from headgate.lease_renewer import RENEWERS
 from headgate.limits.notation import parse
 from headgate.stores.base import Ask
@@ -665,7 +665,7 @@ def of_resources(clock: ManualClock, **options: Any) -> tuple[Resources, Hold]:
 def attempt_at(
     owner: Resources, asks: tuple[Ask, ...], *, hold_id: str = "", make: type[Hold] = Hold, **options: Any
 ) -> HoldAttempt[Hold]:
-    terms = hold_terms(hold_id or HOLD_IDS.new(), 60, "keep", 60, **options)
+    terms = read_terms(hold_id or HOLD_IDS.new(), 60, "keep", 60, **options)
     return HoldAttempt(owner, asks, terms, None, own_id=not hold_id, make=make)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from headgate.errors import HoldError, StoreError, UnknownHold
 from headgate.stores.base import Verb
+from headgate.wait_queue import WaitQueues, aacquire
 
 if TYPE_CHECKING:
     from headgate._hold_hot import Hold
@@ -19,6 +20,14 @@ H = TypeVar("H", bound="Hold")
 async def ask(attempt: "HoldAttempt[Any]") -> "Decision":
     attempt._begin()
     return attempt._note(await attempt._store.ahold(*attempt._arguments()))
+
+
+async def run(attempt: "HoldAttempt[H]", queues: WaitQueues, key: str, timeout: object) -> H:
+    if timeout == 0:
+        return await made(attempt, await ask(attempt))
+    clock = attempt._store.clock
+    decision = await aacquire(queues, key, clock, timeout, attempt.aperform, recheck=attempt.recheck)
+    return await made(attempt, decision)
 
 
 async def perform(attempt: "HoldAttempt[Any]", verb: Verb) -> "Decision":

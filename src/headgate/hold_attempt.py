@@ -12,6 +12,7 @@ from headgate.limits.decision import Decision
 from headgate.limits.numbers import microseconds
 from headgate.stores.base import Ask, ServerStore, Verb
 from headgate.stores.holds import DENIED, MAX_OPEN_HOLDS, HoldAnswer, HoldTerms
+from headgate.wait_queue import WaitQueues, acquire
 
 _LONGEST_ID: Final = 200
 _RECHECK: Final = 250_000  # microseconds
@@ -57,8 +58,15 @@ class HoldAttempt(Generic[AnyHold]):
         self._begin()
         return self._note(self._store.hold(*self._arguments()))
 
-    def aask(self) -> Coroutine[Any, Any, Decision]:
-        return _hold_async.ask(self)
+    def run(self, queues: WaitQueues, key: str, timeout: object) -> AnyHold:
+        """Ask for the hold, and with a timeout wait for it in the line of a key."""
+        if timeout == 0:
+            return self.made(self.ask())
+        clock = self._store.clock
+        return self.made(acquire(queues, key, clock, timeout, self.perform, recheck=self.recheck))
+
+    def arun(self, queues: WaitQueues, key: str, timeout: object) -> Coroutine[Any, Any, AnyHold]:
+        return _hold_async.run(self, queues, key, timeout)
 
     def perform(self, verb: Verb) -> Decision:
         """A step of `acquire`."""
@@ -87,8 +95,10 @@ class HoldAttempt(Generic[AnyHold]):
                 self._store.settle(*self._cancellation(), cancel=True)
         return hold
 
-    def amade(self, decision: Decision) -> Coroutine[Any, Any, AnyHold]:
-        return _hold_async.made(self, decision)
+    def denied(self, decision: Decision) -> AnyHold:
+        """The hold, if it is denied by something other than its limits. The store isn't asked."""
+        self._begin()
+        return self._made(decision)
 
     def _made(self, decision: Decision) -> AnyHold:
         answer = self._answer
@@ -106,7 +116,7 @@ class HoldAttempt(Generic[AnyHold]):
         return self.asks, self._owner.low, self._terms.hold_id, (0,) * len(self.asks)
 
 
-def hold_terms(
+def read_terms(
     hold_id: str,
     lease: object,
     on_expiry: object,

@@ -3,21 +3,20 @@
 from collections.abc import Awaitable, Callable, Generator
 from decimal import Decimal
 from types import TracebackType
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple
 
 from headgate._hold_async import to_its_end as to_its_end
 from headgate._hold_hot import LONGEST_LEASE, SHORTEST_LEASE, with_costs
 from headgate._hold_hot import Hold as Hold
 from headgate._hold_hot import lease_of as lease_of
 from headgate.errors import HoldError
+from headgate.hold_attempt import AnyHold
 from headgate.hold_attempt import HoldAttempt as HoldAttempt
 from headgate.hold_attempt import check_id as check_id
-from headgate.hold_attempt import hold_terms as hold_terms
+from headgate.hold_attempt import read_terms as read_terms
 from headgate.hold_owner import HoldOwner as HoldOwner
 from headgate.stores.base import Ask
 from headgate.stores.holds import HoldAnswer, HoldState, ListedHold
-
-AnyHold = TypeVar("AnyHold", bound=Hold)
 
 
 def found_hold(

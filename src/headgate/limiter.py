@@ -14,7 +14,7 @@ from headgate.holds import (
     PendingHold,
     check_id,
     found_hold,
-    hold_terms,
+    read_terms,
     summarize,
 )
 from headgate.lifecycle import Closable
@@ -177,10 +177,7 @@ class Limiter(LimiterChecks, Closable):
         max_age: object,
     ) -> Hold:
         attempt = self._attempt(key, cost, lease, hold_id, on_expiry, keep, max_age)
-        if timeout == 0:
-            return attempt.made(attempt.ask())
-        clock, perform = self._store.clock, attempt.perform
-        return attempt.made(acquire(self._queues, key_of(key), clock, timeout, perform, recheck=attempt.recheck))
+        return attempt.run(self._queues, key_of(key), timeout)
 
     def _attempt(
         self,
@@ -193,7 +190,7 @@ class Limiter(LimiterChecks, Closable):
         max_age: object,
     ) -> HoldAttempt[Hold]:
         asks = self._hold_asks(key, cost)
-        terms = hold_terms(HOLD_IDS.new() if hold_id is None else check_id(hold_id), lease, on_expiry, keep)
+        terms = read_terms(HOLD_IDS.new() if hold_id is None else check_id(hold_id), lease, on_expiry, keep)
         return HoldAttempt(self._holds, asks, terms, max_age, own_id=hold_id is None, make=Hold)
 
     def ahold(
@@ -216,12 +213,7 @@ class Limiter(LimiterChecks, Closable):
                     key, cost, lease=lease, hold_id=hold_id, on_expiry=on_expiry, keep=keep, max_age=max_age
                 )
             attempt = self._attempt(key, cost, lease, hold_id, on_expiry, keep, max_age)
-            if timeout == 0:
-                return await attempt.amade(await attempt.aask())
-            clock, perform = self._store.clock, attempt.aperform
-            return await attempt.amade(
-                await aacquire(self._queues, key, clock, timeout, perform, recheck=attempt.recheck)
-            )
+            return await attempt.arun(self._queues, key_of(key), timeout)
 
         return PendingHold(hold)
 

@@ -182,6 +182,21 @@ def test_a_hold_is_never_counted_in_a_table_that_was_dropped_to_make_room() -> N
             assert hold(store, limit, "other").state == "denied", others
 
 
+def test_a_lone_hold_is_settled_where_its_key_is_counted_now() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    limiter = Limiter(per_second(10), store=store)
+    limiter.hold("a").settle()  # the first one of a key is made in another way
+    hold = limiter.hold("a", 5, lease=600)
+    clock.advance(2)  # it is full again, and dropped
+    for number in range(200):
+        limiter.check(f"other-{number % 3}", 10)
+        clock.advance(1)
+    assert len(store) < 4
+    assert limiter.check("a", 3).remaining == 7
+    assert hold.settle(8).remaining == 4
+
+
 def test_a_hold_without_room_is_denied_and_an_extension_too() -> None:
     clock = ManualClock()
     store = MemoryStore(clock=clock, max_keys=1)

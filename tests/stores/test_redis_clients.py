@@ -291,7 +291,7 @@ async def test_clients_of_the_application(server: Server) -> None:
                 "unix:///a",
             )
         ],
-        ("redis://user:a?b@localhost", "store: expected options of a connection of redis-py in the URL, such as "),
+        ("redis://localhost?ssl=true", "store: expected options of a connection of redis-py in the URL, such as "),
     ],
 )
 def test_a_bad_url_is_refused(url: str, text: str) -> None:
@@ -299,6 +299,20 @@ def test_a_bad_url_is_refused(url: str, text: str) -> None:
         with pytest.raises(InvalidInput) as caught:
             make(url)
         assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://localhost?max_connections=5&socket_keepalive=true&db=3",
+        "rediss://localhost?ssl_ca_certs=ca.pem",
+        "redis+sentinel://localhost/main?check_connection=true",
+        "rediss+cluster://localhost?ssl_ca_certs=ca.pem&require_full_coverage=false",
+        "unix:///path?db=2",
+    ],
+)
+def test_options_of_connections_are_part_of_a_url(url: str) -> None:
+    RedisStore(url).close()
 
 
 @pytest.mark.parametrize(

@@ -188,11 +188,6 @@ class AccountHold(Hold):
         return self._template.mode
 
     @property
-    def offence(self) -> Offence | None:
-        """What a denial of it may be recorded as."""
-        return self._template.offence
-
-    @property
     def decision(self) -> Decision:
         if self._final is not None:
             return self._final

@@ -29,7 +29,7 @@ from headgate.gate.accounts import Bound, is_within
 from headgate.gate.gate_changes import GateChanges
 from headgate.gate.lookup import AGENTS, Lookup
 from headgate.gate.policy import check_agent
-from headgate.holds import PendingHold, check_id, found_hold, hold_terms, lease_of
+from headgate.holds import PendingHold, check_id, found_hold, lease_of, read_terms
 from headgate.limits.budget import Budget
 from headgate.limits.decision import NEVER, Decision, Outcome, Violation
 from headgate.limits.fixed import BLOCKED
@@ -44,7 +44,7 @@ from headgate.stores.holds import (
     ListedHold,
     shown_costs,
 )
-from headgate.wait_queue import WaitQueues, aacquire, acquire
+from headgate.wait_queue import WaitQueues
 
 Costs: TypeAlias = Mapping[str, Any]
 """Costs by resource: whole numbers, or as many decimals as the unit has."""
@@ -60,17 +60,6 @@ class StoreCall(NamedTuple):
     method: Callable[..., Any]
     twin: Callable[..., Any]
     arguments: tuple[Any, ...]
-
-
-class _MakeHold(NamedTuple):
-    """A step of a flow: make a hold, perhaps after a wait."""
-
-    attempt: AccountAttempt
-    key: str
-    timeout: Number | None
-
-
-_Step: TypeAlias = _MakeHold | StoreCall
 
 
 class GateHolds(GateChanges):
@@ -105,10 +94,11 @@ class GateHolds(GateChanges):
         Its lease is 60 seconds, or `accounts.max_lease` if that is less. See `Limiter.hold` for the other arguments.
         """
         attempt = self._hold_attempt(agent, costs, session, tool, lease, hold_id, keep, max_age)
-        if timeout == 0 and self._is_direct(attempt):
-            hold = attempt.made(attempt.ask())
-            return self._decided(hold, None) if hold else drive(self._after_denial(hold), call_store)
-        return drive(self._make_hold(attempt, timeout), self._perform_hold)
+        early = drive(self._before_hold(attempt), call_store)
+        if early is not None:
+            return early
+        hold = attempt.run(self._hold_queues, attempt.template.asks.path, timeout)
+        return self._decided(hold, None) if hold else drive(self._after_denial(attempt, hold), call_store)
 
     def ahold(
         self,
@@ -127,32 +117,15 @@ class GateHolds(GateChanges):
 
         async def make() -> AccountHold:
             attempt = self._hold_attempt(agent, costs, session, tool, lease, hold_id, keep, max_age)
-            if timeout == 0 and self._is_direct(attempt):
-                hold = await attempt.amade(await attempt.aask())
-                return self._decided(hold, None) if hold else await adrive(self._after_denial(hold), acall_store)
-            return await adrive(self._make_hold(attempt, timeout), self._aperform_hold)
+            early = await adrive(self._before_hold(attempt), acall_store)
+            if early is not None:
+                return early
+            hold = await attempt.arun(self._hold_queues, attempt.template.asks.path, timeout)
+            if hold:
+                return self._decided(hold, None)
+            return await adrive(self._after_denial(attempt, hold), acall_store)
 
         return PendingHold(make)
-
-    def _perform_hold(self, step: _Step) -> object:
-        if isinstance(step, StoreCall):
-            return call_store(step)
-        attempt = step.attempt
-        if step.timeout == 0:
-            return attempt.made(attempt.ask())
-        clock, recheck = self._store.clock, attempt.recheck
-        return attempt.made(acquire(self._hold_queues, step.key, clock, step.timeout, attempt.perform, recheck=recheck))
-
-    async def _aperform_hold(self, step: _Step) -> object:
-        if isinstance(step, StoreCall):
-            return await acall_store(step)
-        attempt = step.attempt
-        if step.timeout == 0:
-            return await attempt.amade(await attempt.aask())
-        clock, recheck = self._store.clock, attempt.recheck
-        return await attempt.amade(
-            await aacquire(self._hold_queues, step.key, clock, step.timeout, attempt.aperform, recheck=recheck)
-        )
 
     def _hold_attempt(
         self,
@@ -173,21 +146,12 @@ class GateHolds(GateChanges):
             check_lease(lease_of(lease), lease, accounts.max_lease)
         store_id = template.id_start + (HOLD_IDS.new() if hold_id is None else check_id(hold_id))
         note, shape, most = template.asks.note(owner.session), template.asks.text, accounts.max_open_holds
-        terms = hold_terms(store_id, lease, "keep", keep, note, shape, most, template.offence is None)
+        terms = read_terms(store_id, lease, "keep", keep, note, shape, most, template.offence is None)
         asks = template.asks.asks(taken, owner.session)
         return AccountAttempt(owner, asks, terms, max_age, hold_id is None)
 
-    def _is_direct(self, attempt: AccountAttempt) -> bool:
-        """Whether the store is asked for nothing but the hold, unless that is denied."""
-        template = attempt.template
-        offence = template.offence
-        return (
-            (attempt.own_id or not template.moved)
-            and self._lookup.block_of(template.agent) is None
-            and (offence is None or not offence.backoff.enforce)
-        )
-
-    def _make_hold(self, attempt: AccountAttempt, timeout: Number | None) -> Flow[_Step, AccountHold]:
+    def _before_hold(self, attempt: AccountAttempt) -> Flow[StoreCall, AccountHold | None]:
+        """A hold that was made before with the same id, or a denial by a block or a wait; None if its limits decide."""
         template, store = attempt.template, self._store
         if template.moved and not attempt.own_id:
             before = yield from self._find_repeated(attempt)
@@ -198,17 +162,17 @@ class GateHolds(GateChanges):
         if offence is not None and not wait and offence.backoff.enforce:
             standing: Standing = yield StoreCall(store.standing, store.astanding, (offence,))
             wait = round(standing.wait_left * 1_000_000)
-        if wait:
-            hold = attempt.made(Decision(Outcome.DENY, BLOCKED, 0, wait, 0, -1))
-        else:
-            hold = yield _MakeHold(attempt, template.asks.path, timeout)
-        return self._decided(hold, None) if hold else (yield from self._after_denial(hold, bool(wait)))
+        if not wait:
+            return None
+        hold = attempt.denied(Decision(Outcome.DENY, BLOCKED, 0, wait, 0, -1))
+        return (yield from self._after_denial(attempt, hold))
 
-    def _after_denial(self, hold: AccountHold, blocked: bool = False) -> Flow[StoreCall, AccountHold]:
+    def _after_denial(self, attempt: AccountAttempt, hold: AccountHold) -> Flow[StoreCall, AccountHold]:
         """Record the violation, if the denial is one: by the agent's own level, by its session, or by a block."""
-        bound, offence = hold.bound, hold.offence
+        bound, offence = hold.bound, attempt.template.offence
         violation: Violation | None = None
-        if offence is not None and (blocked or (bound is not None and is_within(bound.account, hold.account))):
+        own = hold.decision.limit is BLOCKED if bound is None else is_within(bound.account, hold.account)
+        if offence is not None and own:
             violation = yield StoreCall(self._store.record_violation, self._store.arecord_violation, (offence,))
         return self._decided(hold, violation)
 

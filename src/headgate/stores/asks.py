@@ -1,4 +1,4 @@
-"""Asks: what a store is asked to count. They are compiled, since every check and hold makes some.
+"""Asks: what a store is asked to count. They are compiled, since a hold on five levels makes eight.
 
 A limit whose parts are counted one by one becomes several asks.
 """

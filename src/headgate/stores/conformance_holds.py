@@ -260,8 +260,8 @@ def slots_and_costs_are_taken_together_or_not_at_all(make: MakeStore) -> None:
     harness.cancel("b")
     expect("the denial took no cost", harness.check(harness.limit, cost=9).outcome.value, "warn")
     several = [Ask("team", "t", per_day(3), 1), Ask("agent", "a", Slots(1), 1)]
-    terms = HoldTerms("several", SECOND, False, SECOND)
-    states = [harness.holds.hold(several, LOW, terms.with_id(hold_id)).state for hold_id in "ab"]
+    terms = [HoldTerms(hold_id, SECOND, False, SECOND) for hold_id in "ab"]
+    states = [harness.holds.hold(several, LOW, one).state for one in terms]
     expect("two keys at once", states, ["open", "denied"])
     expect("left for the team", harness.apply(Verb.PEEK, per_day(3), "t", 1, "team").remaining, 2)
 

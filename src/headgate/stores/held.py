@@ -7,8 +7,7 @@ from headgate._native import i64, mypyc_attr
 from headgate.limits.all_of import AllOf, AllOfState
 from headgate.limits.decision import Limit, State
 from headgate.limits.meter import MeterState
-from headgate.stores.asks import pieces_of
-from headgate.stores.base import Ask
+from headgate.stores.asks import Ask, pieces_of
 from headgate.stores.holds import EXPIRED, MAX_CHARGES, OPEN, HoldState, ListedHold
 from headgate.stores.memory_tables import LimitTable
 
@@ -171,7 +170,7 @@ class MemoryHold(HeldPiece):
         self.hold_id = ""  # until somebody asks for it
         # The state in which a lone limit has counted it, and `Tables.changes` then.
         self.counted: State = None
-        self.changes: i64 = -1
+        self.changes_then: i64 = -1
         self.end = end  # of its lease, or when it was settled
         self.kept = keep  # microseconds for which it is remembered after its end
         self.status: HoldState = OPEN

@@ -50,15 +50,8 @@ class HoldTerms:
         self.forced: Final = forced
         """Whether it is granted whatever is left: the decision is then a denial, or what it would have been."""
 
-    def with_id(self, hold_id: str) -> "HoldTerms":
-        return HoldTerms(
-            hold_id, self.lease, self.release, self.keep, self.note, self.shape, self.most, self.forced
-        )  # fmt: skip
-
     def with_lease(self, lease: i64) -> "HoldTerms":
-        return HoldTerms(
-            self.hold_id, lease, self.release, self.keep, self.note, self.shape, self.most, self.forced
-        )  # fmt: skip
+        return HoldTerms(self.hold_id, lease, self.release, self.keep, self.note, self.shape, self.most, self.forced)
 
     def _fields(self) -> tuple[object, ...]:
         kept = (self.hold_id, self.lease, self.release, self.keep)
@@ -107,8 +100,11 @@ class HoldAnswer:
         """The state, the costs and what is left of the lease, without the decisions."""
         return self.state, self.costs, self.left
 
-    def with_decision(self, decision: Decision, parts: tuple[Decision, ...] = ()) -> "HoldAnswer":
+    def with_decision(self, decision: Decision, parts: tuple[Decision, ...]) -> "HoldAnswer":
         return HoldAnswer(decision, self.state, self.costs, self.left, parts)
+
+    def without_parts(self) -> "HoldAnswer":
+        return HoldAnswer(self.decision, self.state, self.costs, self.left)
 
     def as_open(self, left: i64) -> "HoldAnswer":
         return HoldAnswer(self.decision, OPEN, self.costs, left, self.parts)

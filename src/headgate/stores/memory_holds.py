@@ -14,8 +14,7 @@ from typing import Final
 from headgate._native import i64
 from headgate.errors import UnknownHold, refuse
 from headgate.limits.decision import Decision, Limit, more_binding
-from headgate.stores.asks import pieces_of, place_in
-from headgate.stores.base import Ask
+from headgate.stores.asks import Ask, pieces_of, place_in
 from headgate.stores.held import Charge, HeldPiece, HoldList, MemoryHold
 from headgate.stores.hold_ids import HOLD_IDS
 from headgate.stores.holds import (
@@ -99,6 +98,7 @@ class MemoryHolds:
         tables, table, limit = self._tables, held.table, held.limit
         if now >= tables.due:
             tables.release_due(now)
+        changes = tables.changes  # before the look: what comes or goes from here on is seen
         state = table.find(held.key)
         if state is None or held.prepare(state) or len(self._unindexed) + len(self._indexed) >= MAX_OPEN_HOLDS:
             return self._hold_new(held, now, low)
@@ -112,7 +112,7 @@ class MemoryHolds:
         if table.slots:
             limit.take_slot(state, held.end)
         held.counted = state
-        held.changes = tables.changes
+        held.changes_then = changes
         self._unindexed.add(held)
         decision = limit.decide(state, now, 0, 0, low)
         self._until_sweep -= 1
@@ -154,7 +154,7 @@ class MemoryHolds:
         tables, table, limit = self._tables, held.table, held.limit
         if now >= tables.due:
             tables.release_due(now)
-        state = held.counted if held.changes == tables.changes else table.find(held.key)
+        state = held.counted if held.changes_then == tables.changes else table.find(held.key)
         if state is None or held.indexed or held.status != OPEN or held.end <= now or held.forgotten:
             return None
         if table.calendar:

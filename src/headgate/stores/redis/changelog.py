@@ -12,13 +12,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import redis
-
 from headgate.errors import StoreAway
 from headgate.lifecycle import after_fork
 from headgate.stores.base import Change, Edit, LogPage
 from headgate.stores.change_rows import to_changes, to_edit, to_rows
-from headgate.stores.redis.clients import ERRORS, Clients, describe_error
+from headgate.stores.redis.clients import ERRORS, FAULTS, Clients, describe_error
 from headgate.stores.redis.generation import CHANGE_LOG, RedisGeneration
 
 _POLL: Final = 0.1  # seconds that one wait for a message takes at most; closing waits for it
@@ -155,12 +153,8 @@ def _next_message(pubsub: Any) -> object:
     """The next message, or None after a while."""
     try:
         return pubsub.get_message(timeout=_POLL)
-    except (
-        AttributeError,
-        TypeError,
-        ValueError,
-    ) as error:  # what redis-py makes of a client that was closed meanwhile
-        raise redis.ConnectionError("the client was closed") from error
+    except FAULTS as error:  # redis-py raises anything if its client is closed meanwhile
+        raise StoreAway(describe_error(error)) from error
 
 
 def _split(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -36,14 +36,13 @@ from redis.exceptions import (
     RedisClusterException,
     RedisError,
 )
-from redis.utils import HIREDIS_AVAILABLE
 
 from headgate.errors import HeadgateError, InvalidInput, StoreAway
 from headgate.flow import no_event_loop
 from headgate.lifecycle import new_lock
 from headgate.stores.redis.bounded_calls import BoundedCalls
 from headgate.stores.redis.connection_cache import ConnectionCache
-from headgate.stores.redis.packing import pack_words
+from headgate.stores.redis.packing import pack_in_c
 from headgate.stores.schemes import scheme_of, wrong_url
 
 Client: TypeAlias = redis.Redis | redis.RedisCluster
@@ -73,18 +72,6 @@ _PORTS: Final = {"+sentinel": 26379, "+cluster": 6379}  # where none is named
 _CALL_TIMEOUTS: Final = 4  # that a call other than a check may take
 _MIN_POOL_SIZE: Final = 16  # connections: a pool that has fewer can't spare those of a `ConnectionCache`
 _POOL_POLL: Final = 0.002  # seconds until a pool that has no free connection is asked again
-_OPTIONS: Final = {
-    name
-    for kind in (
-        redis.connection.AbstractConnection,
-        redis.Connection,
-        redis.SSLConnection,
-        redis.UnixDomainSocketConnection,
-        redis.ConnectionPool,
-        redis.RedisCluster,
-    )
-    for name in signature(kind).parameters
-} | {"ssl"}
 _POOL_TEXTS: Final = ("Too many connections", "No connection available.")  # with which it says so
 
 
@@ -125,7 +112,6 @@ class Clients:
 
     def _from_url(self, url: str, timeout: float) -> None:
         scheme, kind, options, nodes, name = _parse(url)
-        _check_options(url)
         options |= {"socket_timeout": timeout, "socket_connect_timeout": timeout} | options
         options.setdefault("protocol", 2)
         retry = redis.retry.Retry(redis.backoff.NoBackoff(), 0)  # a request may have been counted: never sent twice
@@ -134,6 +120,10 @@ class Clients:
         options |= {"ssl": True} if scheme in ("rediss", "valkeys") else {}
         if kind == "+cluster":
             self.cluster = True
+            own = {"ssl", *signature(redis.RedisCluster).parameters}
+            others = {key: value for key, value in options.items() if key not in own}
+            connection = redis.SSLConnection if options.get("ssl") else redis.Connection
+            _check_options(url, redis.ConnectionPool(connection, **others))
             starts = [redis.cluster.ClusterNode(*node) for node in nodes]  # type: ignore[no-untyped-call]
             astarts = [redis.asyncio.cluster.ClusterNode(*node) for node in nodes]
             self._make = lambda: redis.RedisCluster(startup_nodes=starts, retry=retry, **options)
@@ -142,6 +132,7 @@ class Clients:
             to_sentinels, ato_sentinels = {**ours, "retry": retry}, {**ours, "retry": aretry}
             sentinel = redis.sentinel.Sentinel(nodes, sentinel_kwargs=to_sentinels)  # type: ignore[no-untyped-call]
             self._make = lambda: sentinel.master_for(name, retry=retry, **options)  # type: ignore[no-untyped-call]
+            _check_options(url, self._make().connection_pool)
             self._make_async = lambda: _asentinel(nodes, ato_sentinels).master_for(name, retry=aretry, **options)
         else:
             plain = f"{scheme.replace('valkey', 'redis')}://{url.partition('://')[2]}"
@@ -151,7 +142,8 @@ class Clients:
                 wrong = wrong_url(url)
                 raise wrong if "@" in url else InvalidInput(f"{wrong}: {error}") from None  # no part of a password
             self._make = lambda: redis.Redis.from_url(plain, retry=retry, **ours)
-            self._make_async = lambda: _packing_in_c(redis.asyncio.Redis.from_url(plain, retry=aretry, **ours))
+            _check_options(url, self._make().connection_pool)
+            self._make_async = lambda: pack_in_c(redis.asyncio.Redis.from_url(plain, retry=aretry, **ours))
 
     def exchange(self, commands: list[Command]) -> list[Reply]:
         """Have commands carried out for a thread: one reply to each, which may be an error."""
@@ -411,18 +403,6 @@ def _pool_exhausted() -> StoreAway:
     return StoreAway("the pool of the store's client had no free connection in time")
 
 
-def _packing_in_c(client: redis.asyncio.Redis) -> redis.asyncio.Redis:
-    """A client whose connections pack commands as those for threads do: in C, if hiredis is installed.
-
-    In Python it would take more time than all else that the client does for a batch of holds.
-    """
-    if HIREDIS_AVAILABLE:
-        pool = client.connection_pool
-        kind = pool.connection_class
-        pool.connection_class = type(kind.__name__, (kind,), {"pack_command": staticmethod(pack_words)})
-    return client
-
-
 def _cut_connections(client: Any) -> None:
     """Close the sockets of a client whose event loop is closed and can't do it any more."""
     pool, nodes = getattr(client, "connection_pool", None), getattr(client, "nodes_manager", None)
@@ -507,16 +487,18 @@ def _parse(url: str) -> tuple[str, str, dict[str, Any], list[tuple[str, int]], s
     return name, kind, options, nodes, master
 
 
-def _check_options(url: str) -> None:
-    """Refuse an option in a URL that no connection has: redis-py would only complain when it connects."""
-    query = url.partition("?")[2]
-    for name, _ in parse_qsl(query, keep_blank_values=True):
-        if name not in _OPTIONS:
-            shown = "another one" if "@" in query else f"{name[:100]!r}"  # perhaps a part of a password
-            raise InvalidInput(
-                "store: expected options of a connection of redis-py in the URL, such as socket_keepalive, got "
-                f"{shown}; options of the store are arguments of RedisStore: RedisStore(url, timeout=0.5)"
-            )
+def _check_options(url: str, pool: Any) -> None:
+    """Refuse an option in a URL that connections don't have, before one is opened."""
+    try:
+        pool.make_connection()  # which connects nothing
+    except TypeError as error:
+        query = url.partition("?")[2]
+        named = re.search(r"'(\w+)'", str(error))
+        shown = repr(named[1]) if named and "@" not in query else "another one"  # perhaps a part of a password
+        raise InvalidInput(
+            f"store: expected options of a connection of redis-py in the URL, such as socket_keepalive, got {shown}; "
+            "options of the store are arguments of RedisStore: RedisStore(url, timeout=0.5)"
+        ) from None
 
 
 def _value(text: str) -> object:

@@ -131,7 +131,7 @@ class Fallback:
             )
         if self._nodes == 1:
             answer = self.memory.hold(asks, low, terms)
-            return answer.with_decision(answer.decision.as_degraded(answer.decision.limit))
+            return answer.with_decision(answer.decision.as_degraded(answer.decision.limit), ())
         answer = self.memory.hold(self._of_parts(asks), low, terms)
         return HoldAnswer(_on_asks(answer.decision, asks), answer.state, costs, answer.left)
 

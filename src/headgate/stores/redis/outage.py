@@ -97,7 +97,7 @@ class HoldOutage:
         """The answer to a hold whose id is known from what is still to be booked."""
         costs = tuple([ask.cost for ask in asks])
         if known.state != OPEN:
-            return known.with_decision(degraded_allow(asks))
+            return known.with_decision(degraded_allow(asks), known.parts)
         if known.costs != costs:
             refuse_other_costs(asks, terms.hold_id, OPEN, known.costs, costs)
         until = max([one.until for one in self._waiting(_about(asks, terms.hold_id))], default=0)

@@ -42,9 +42,10 @@ local function are_whole(one, other)
     and other >= 0
 end
 
--- The expiry after so many microseconds: never early, and never 0, which would delete.
 local margin = 2 + ARGV[2]
+
+-- The expiry after so many microseconds: never early, and never 0, which would delete.
 local function milliseconds(microseconds)
-  local whole = (microseconds < LARGEST and microseconds or LARGEST) / 1000
-  return whole > 1 and whole - whole % 1 + margin or margin
+  local exact = (microseconds < LARGEST and microseconds or LARGEST) / 1000
+  return exact >= 1 and exact - exact % 1 + margin or margin
 end
