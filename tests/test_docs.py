@@ -29,7 +29,7 @@ from headgate.hub.sockets import frames
 from headgate.limits.violations import Standing
 from headgate.proto import envelope_pb2 as wire
 from headgate.sliding import RateLimiter, RateLimitResult
-from headgate.stores.holds import AccountStore, RenewingStore
+from headgate.stores.holds import AccountStore
 from tests.support.cli import leaves
 from tests.support.command_steps import ELSEWHERE, STEPS, routes_of_commands
 
@@ -102,11 +102,11 @@ FOR_STORES = (
     ("names", "text"),
     [
         (public(Limiter), LIMITER + HOLDS),
-        ([name for name in public(Hold) if name not in ("renew", "renewal", "renewal_interval", "renewed", "parts")], HOLDS),
+        ([name for name in public(Hold) if name != "parts" and not name.startswith("renew")], HOLDS),
         ([name for name in public(Decision) if name not in FOR_STORES], LIMITER + GATE),
         (public(Gate), GATE + ACCOUNTS),
         (public(Standing), GATE),
-        ([name for name in public(RedisStore) if name not in (*dir(AccountStore), *dir(RenewingStore), *INSIDE)], REDIS),
+        ([name for name in public(RedisStore) if name not in (*dir(AccountStore), "renew", *INSIDE)], REDIS),
         ([*inspect.signature(RedisStore).parameters][1:], REDIS),
         (public(RateLimiter) + list(RateLimitResult.__slots__), REDIS),
         ([event.__name__ for event in get_args(Event)], GATE + ACCOUNTS),

@@ -385,6 +385,15 @@ def renewed(hold: Hold) -> Iterator[None]:
     pytest.fail("the lease was not renewed")
 
 
+async def test_a_hold_that_nobody_has_awaited_says_so(clock: ManualClock) -> None:
+    limiter = make("10/day", clock)
+    with pytest.raises(HoldError, match="expected `await` before it, or `async with`, got neither"):
+        bool(limiter.ahold("a"))
+    with pytest.raises(HoldError, match="expected `async with`, got `with`"), limiter.ahold("a"):
+        pytest.fail("the block runs without a hold")
+    assert limiter.peek("a").remaining == 10
+
+
 def test_holds_are_listed(clock: ManualClock) -> None:
     limiter = make("100/minute", clock)
     limiter.hold("a", 1, hold_id="long", lease=60)

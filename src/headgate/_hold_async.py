@@ -64,7 +64,7 @@ async def cancel_here(hold: "Hold") -> "Decision":
 
 async def extend(hold: "Hold", cost: object, lease: object) -> "Decision":
     called = hold._store.clock.now()
-    answer = await hold._store.aextend(*hold._arguments(), *hold._extension(cost, lease))
+    answer = await hold._store.aextend(*hold._extension_arguments(), *hold._extension(cost, lease))
     return hold._extended(called, answer)
 
 

@@ -175,7 +175,7 @@ class Hold:
         The decision says whether it passed. A denial changes nothing, not even the lease.
         """
         called = self._store.clock.now()
-        asks, low, hold_id = self._arguments()
+        asks, low, hold_id = self._extension_arguments()
         costs, span = self._extension(cost, lease)
         return self._extended(called, self._store.extend(asks, low, hold_id, costs, span))
 
@@ -205,6 +205,10 @@ class Hold:
         if not self:
             raise HoldError(f"hold {self.id!r} of {self.key!r} was denied: it has taken nothing")
         return self._asks, self._owner.low, self.id
+
+    def _extension_arguments(self) -> tuple[tuple[Ask, ...], int, str]:
+        """The same, for more costs: under limits that may have been changed."""
+        return self._arguments()
 
     def _settled(self, cost: object) -> tuple[int, ...] | None:
         if cost is None:

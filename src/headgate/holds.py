@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Generator
 from decimal import Decimal
 from types import TracebackType
-from typing import Any, Final, Generic, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, NoReturn
 
 from headgate._hold_async import to_its_end as to_its_end
 from headgate._hold_hot import LONGEST_LEASE, SHORTEST_LEASE, with_costs
@@ -54,6 +54,14 @@ class PendingHold(Generic[AnyHold]):
 
     def __await__(self) -> Generator[Any, None, AnyHold]:
         return self._make().__await__()
+
+    def __bool__(self) -> bool:
+        raise HoldError("ahold: expected `await` before it, or `async with`, got neither, so that nothing is held yet")
+
+    def __enter__(self) -> NoReturn:
+        raise HoldError("ahold: expected `async with`, got `with`; `hold` is the one for threads")
+
+    def __exit__(self, *_: object) -> None: ...
 
     async def __aenter__(self) -> AnyHold:
         if self._entered:

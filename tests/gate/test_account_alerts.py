@@ -55,6 +55,15 @@ def test_f1_a_budget_that_was_raised_is_told_again(clock: ManualClock) -> None:
     assert [(share, limit) for _, share, limit in told] == [(0.8, "10 usd/calendar day"), (0.8, "20 usd/calendar day")]
 
 
+def test_f1_a_hold_from_before_a_raise_tells_nothing_of_the_former_budget(clock: ManualClock) -> None:
+    gate, told = gate_with(clock, "10/calendar day")
+    hold = gate.hold("planner", {"usd": "9"})
+    gate.set_account_limit("acme/search", "usd", "100/calendar day")
+    spend(gate, "1")
+    hold.settle({"usd": "8"})
+    assert [(share, limit) for _, share, limit in told] == [(0.8, "10 usd/calendar day")]
+
+
 def test_f1_a_budget_that_was_settled_for_less_is_told_again(clock: ManualClock) -> None:
     gate, told = gate_with(clock, "10/calendar day")
     gate.hold("planner", {"usd": "9"}).settle({"usd": "1"})

@@ -68,6 +68,49 @@ def gate(store: Store) -> Gate:
     return gate_on(store)
 
 
+def spent(gate: Gate, account: str) -> str:
+    """What is spent of the dollars of an account."""
+    (found,) = [one for one in gate.account(account).limits if one.resource == "usd"]
+    return f"{found.spent.normalize():f} of {found.limit}"
+
+
+def test_f1_a_budget_that_is_changed_without_its_time_zone_keeps_what_is_spent(store: Store) -> None:
+    accounts = {
+        "default": {"team": {"usd": "30/calendar day in Asia/Tokyo"}},
+        "plans": {"pro": {"usd": "40/calendar day in Asia/Tokyo"}},
+        "at": {"acme": {"usd": "10/calendar month in Europe/Berlin"}, "acme/ops": {"plan": "pro"}},
+    }
+    gate = gate_on(store, accounts=accounts)
+    for agent in ("planner", "cook"):
+        gate.hold(agent, {"usd": "4"}).settle()
+    gate.set_account_limit("acme", "usd", "20/calendar month")
+    assert spent(gate, "acme") == "8 of 20 usd/calendar month in Europe/Berlin"
+    gate.set_level_limit("team", "usd", "31/calendar day")
+    assert spent(gate, "acme/search") == "4 of 31 usd/calendar day in Asia/Tokyo"
+    gate.set_plan_limit("pro", "usd", "41/calendar day")
+    assert spent(gate, "acme/ops") == "4 of 41 usd/calendar day in Asia/Tokyo"
+    gate.set_account_limit("acme/ops", "usd", "42/calendar day")
+    assert spent(gate, "acme/ops") == "4 of 42 usd/calendar day in Asia/Tokyo"
+    gate.set_account_limit("acme", "usd", "20/calendar month in UTC")
+    assert spent(gate, "acme") == "0 of 20 usd/calendar month"
+
+
+async def test_f1_more_is_reserved_under_the_budget_that_is_in_force(store: Store) -> None:
+    gate = gate_on(store)
+    hold = gate.hold("planner", {"usd": "2"}, session="run", lease=60)
+    assert not hold.extend({"usd": "4"})
+    gate.set_account_limit("acme/search", "usd", "50/calendar day")
+    assert not hold.extend({"usd": "4"})  # the session has 2 in all
+    gate.set_level_limit("session", "usd", "20 in all")
+    assert await hold.aextend({"usd": "4"})
+    gate.set_account_limit("acme", "usd", "6.5/calendar month")
+    denied = hold.extend({"usd": "1"})
+    assert not denied
+    assert str(denied.limit) == "6.5 usd/calendar month"
+    hold.settle({"usd": "5"})
+    assert spent(gate, "acme") == "5 of 6.5 usd/calendar month"
+
+
 def left(gate: Gate, agent: str, **where: Any) -> dict[str, str]:
     """What is left under every limit of an agent."""
     return {str(Bound(one.account, one.resource, one.tool)): str(one.left) for one in gate.explain(agent, **where)}

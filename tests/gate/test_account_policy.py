@@ -33,6 +33,8 @@ SETTINGS: dict[str, Any] = {
     "agents": {"planner": {"account": "acme/search", "plan": "free"}},
 }
 
+DAY = "usd/calendar day in Europe/Berlin"
+
 
 def limits(policy: Policy, path: str, plan: str = "") -> dict[tuple[str, str], str]:
     return {resource: limit.text for resource, limit in policy.accounts.limits_of(path, plan).items()}
@@ -40,7 +42,7 @@ def limits(policy: Policy, path: str, plan: str = "") -> dict[tuple[str, str], s
 
 def test_f1_limits_come_from_the_account_its_plan_and_its_level() -> None:
     policy = Policy(**SETTINGS)
-    assert limits(policy, "acme") == {("usd", ""): "50 usd/calendar day", ("credits", ""): "2.5 credits:2 in all"}
+    assert limits(policy, "acme") == {("usd", ""): f"50 {DAY}", ("credits", ""): "2.5 credits:2 in all"}
     assert limits(policy, "acme/search") == {
         ("usd", ""): "500 usd/calendar month in Europe/Berlin",
         ("requests", "web"): "100/minute",
@@ -48,7 +50,7 @@ def test_f1_limits_come_from_the_account_its_plan_and_its_level() -> None:
     assert limits(policy, "acme/search/planner", "free") == {
         ("tokens", ""): "100000/minute",
         ("slots", ""): "5 in flight",
-        ("usd", ""): "1 usd/calendar day",
+        ("usd", ""): f"1 {DAY}",
     }
     assert limits(policy, "acme/search/planner/run-1") == {("usd", ""): "2 usd in all"}
     assert policy.accounts.tools == {"mail", "web"}
@@ -59,6 +61,18 @@ def test_f1_a_policy_with_accounts_reads_what_it_writes() -> None:
     policy = Policy(**SETTINGS)
     assert Policy(**policy.settings()) == policy
     assert policy.values()['accounts.at."acme/search".tools.web.requests'] == '"100/minute"'
+
+
+def test_f1_a_budget_without_a_time_zone_has_that_of_the_accounts() -> None:
+    given = {"day": "1/calendar day", "utc": "2/calendar day in UTC", "all": "3 in all"}
+    at = {name: {"usd": limit} for name, limit in given.items()}
+    policy = Policy(accounts={"zone": "Europe/Berlin", "at": at})
+    texts = {
+        "day": "1 usd/calendar day in Europe/Berlin", "utc": "2 usd/calendar day in UTC", "all": "3 usd in all",
+    }  # fmt: skip
+    assert {name: limits(policy, name)["usd", ""] for name in given} == texts
+    assert Policy(**policy.settings()) == policy
+    assert limits(Policy(accounts={"at": at}), "utc")["usd", ""] == "2 usd/calendar day"
 
 
 def test_f1_unlimited_takes_a_default_away() -> None:
@@ -200,7 +214,7 @@ def test_f1_everything_can_be_changed_while_running() -> None:
         ("requests", "mail"): "5/minute",
     }
     assert accounts.limits_of("acme")["credits", ""].text == "7.25 credits:2 in all"
-    assert accounts.limits_of("beta")["usd", ""].text == "1 usd/calendar day"
+    assert accounts.limits_of("beta")["usd", ""].text == f"1 {DAY}"
     rules = gate.effective.agents.get("planner")
     assert rules is not None
     assert (rules.account, rules.plan, rules.former) == ("beta/ops", "pro", ("acme/search",))
@@ -297,9 +311,9 @@ def test_f1_changes_of_accounts_survive_a_restart(tmp_path: Path) -> None:
         gate.set_account_limit("acme/search", "usd", "7/calendar day", by="ada")
         gate.set_agent_account("writer", "acme/ops", by="ada")
     with Gate(Policy(**SETTINGS), remember=tmp_path / "gate.db") as gate:
-        assert gate.effective.accounts.limits_of("acme/search")["usd", ""].text == "7 usd/calendar day"
+        assert gate.effective.accounts.limits_of("acme/search")["usd", ""].text == f"7 {DAY}"
         assert gate.path_of("writer") == "acme/ops/writer"
         assert {str(change) for change in gate.history()} == {
-            "account limit of 'acme/search' for usd set to 7 usd/calendar day",
+            "account limit of 'acme/search' for usd set to 7 usd/calendar day in Europe/Berlin",
             "account of 'writer' set to acme/ops",
         }

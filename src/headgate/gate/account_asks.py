@@ -234,7 +234,7 @@ def check_session(session: object) -> str:
         return ""
     text = str(session) if isinstance(session, int) and not isinstance(session, bool) else session
     if not is_name(text):
-        refuse("session", f"1 to {MAX_ACCOUNT} printable characters", session)
+        refuse("session", f"1 to {MAX_ACCOUNT} printable characters, or None for no session", session)
     return str(text)
 
 

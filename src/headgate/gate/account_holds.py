@@ -60,6 +60,8 @@ class HoldContext(NamedTuple):
     """Called with the path of an agent for which something may have come back."""
     emit_alerts: Callable[["AccountHold"], object]
     """Called after each verb."""
+    asks_now: Callable[["AccountHold", tuple[Ask, ...]], tuple[Ask, ...]]
+    """The asks of a hold, with the budgets that are in force."""
     max_lease: float
     """The longest lease, in seconds."""
 
@@ -180,6 +182,11 @@ class AccountHold(Hold):
         found = self._binding()
         return None if found is None else self.bound_of(self._template.asks.rows[found])
 
+    @property
+    def rows(self) -> list[LimitRow]:
+        """Its limits."""
+        return self._template.asks.rows
+
     def bound_of(self, row: LimitRow) -> Bound:
         return self._template.asks.bound_of(row, self.session)
 
@@ -201,6 +208,10 @@ class AccountHold(Hold):
     def _arguments(self) -> tuple[tuple[Ask, ...], int, str]:
         asks, low, _ = super()._arguments()
         return asks, low, self._id
+
+    def _extension_arguments(self) -> tuple[tuple[Ask, ...], int, str]:
+        asks, low, hold_id = self._arguments()
+        return self._template.context.asks_now(self, asks), low, hold_id
 
     def _extension(self, cost: object, lease: object) -> tuple[tuple[int, ...] | None, int | None]:
         costs, span = super()._extension(cost, lease)

@@ -44,7 +44,8 @@ def read_accounts(reader: SettingsReader, given: Mapping[str, Any]) -> Accounts:
         reader.add_mistake("accounts.levels", "at least two different names", list(levels))
         levels = LEVELS
     units = dict(_units(reader, reader.table("units", given, "accounts.units")))
-    tables = _Tables(reader, units)
+    zone = reader.value("accounts.zone", given, "UTC", _zone)
+    tables = _Tables(reader, units, zone)
     own = reader.values("accounts.tools", given.get("tools", []), _name, (0, _MAX_NAMES))
     defaults = reader.table("default", given, "accounts.default")
     if not set(levels[-2:]) & set(LEVELS[-2:]) and set(LEVELS[-2:]) & set(defaults):
@@ -55,7 +56,7 @@ def read_accounts(reader: SettingsReader, given: Mapping[str, Any]) -> Accounts:
         levels=levels,
         units=units,
         tools=frozenset(),
-        zone=reader.value("accounts.zone", given, "UTC", _zone),
+        zone=zone,
         max_lease=reader.value("accounts.max_lease", given, 3600.0, _lease),
         max_open_holds=reader.value("accounts.max_open_holds", given, MAX_OPEN_HOLDS, _count),
         defaults={
@@ -81,10 +82,11 @@ def read_accounts(reader: SettingsReader, given: Mapping[str, Any]) -> Accounts:
 class _Tables:
     """Reads tables of limits."""
 
-    def __init__(self, reader: SettingsReader, units: Mapping[str, int]) -> None:
+    def __init__(self, reader: SettingsReader, units: Mapping[str, int], zone: str) -> None:
         self.reader: Final = reader
         self.tools: set[str] = set()
         self._units: Final = units
+        self._zone: Final = zone
 
     def limits(self, path: str, tables: Mapping[str, Any], key: str) -> dict[LimitKey, AccountLimit]:
         """The limits in a table: of resources, and below `tools` those of one tool."""
@@ -105,7 +107,7 @@ class _Tables:
         found: dict[LimitKey, AccountLimit] = {}
         for resource in table:
             if resource in known:
-                read = partial(_limit, resource, self._units)
+                read = partial(_limit, resource, self._units, self._zone)
                 limit = self.reader.value(f"{path}.{resource}", table, None, read)
                 if limit is not None:
                     found[resource, tool] = limit
@@ -169,8 +171,8 @@ def limit_settings(limits: Mapping[LimitKey, AccountLimit]) -> dict[str, Any]:
     return {**found, "tools": tools} if tools else found
 
 
-def _limit(resource: str, units: Mapping[str, int], value: object) -> AccountLimit:
-    return parse_account_limit("limit", resource, value, units)
+def _limit(resource: str, units: Mapping[str, int], zone: str, value: object) -> AccountLimit:
+    return parse_account_limit("limit", resource, value, units, zone)
 
 
 def _name(value: object) -> str:

@@ -103,8 +103,13 @@ _EXPECTED: Final = (
 )
 
 
-def parse_account_limit(where: str, resource: str, given: object, units: Mapping[str, int]) -> AccountLimit:
-    """The limit of a resource. A budget may leave out its unit, which is the resource."""
+def parse_account_limit(
+    where: str, resource: str, given: object, units: Mapping[str, int], zone: str, unnamed: str = ""
+) -> AccountLimit:
+    """The limit of a resource. A budget may leave out its unit, which is the resource, and its time zone.
+
+    `zone` is that of the accounts; a budget that names none is in `unnamed`, or else in this.
+    """
     decimals = units[resource]
     unit = resource if resource in BUILT_IN else f"{resource}:{decimals}"
     expected = _EXPECTED_SLOTS if resource == SLOTS else _EXPECTED
@@ -112,7 +117,7 @@ def parse_account_limit(where: str, resource: str, given: object, units: Mapping
         refuse(where, expected, given)
     limits = [given] if isinstance(given, str | Limit) else given
     try:
-        parts = [part for one in limits for part in _parts(where, one, unit, expected)]
+        parts = [part for one in limits for part in _parts(where, one, unit, expected, unnamed or zone)]
         if parts == [UNLIMITED]:
             return AccountLimit("unlimited", ())
         checked = [_checked(where, resource, unit, part) for part in dict.fromkeys(parts)]
@@ -121,11 +126,17 @@ def parse_account_limit(where: str, resource: str, given: object, units: Mapping
         raise InvalidInput(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
     if len({part.identity for part in counted}) < len(counted):
         refuse(where, "each budget once: what is spent belongs to all amounts", given)
-    return AccountLimit("; ".join([str(part) for part in checked]), counted)
+    return AccountLimit("; ".join([_written(part, zone) for part in checked]), counted)
 
 
-def _parts(where: str, given: object, unit: str, expected: str) -> Sequence[Limit]:
-    return parse_each(given, unit, expected) if isinstance(given, str) else limit_of(where, given).parts
+def _parts(where: str, given: object, unit: str, expected: str, zone: str) -> Sequence[Limit]:
+    return parse_each(given, unit, expected, zone) if isinstance(given, str) else limit_of(where, given).parts
+
+
+def _written(limit: Limit, zone: str) -> str:
+    """A part of a limit as a text that means the same where `zone` is that of the accounts."""
+    in_utc = isinstance(limit, Budget) and limit.period is not None and limit.zone == "UTC"
+    return f"{limit} in UTC" if in_utc and zone != "UTC" else str(limit)
 
 
 def _checked(where: str, resource: str, unit: str, limit: Limit) -> Limit:
@@ -188,7 +199,7 @@ class Accounts:
     """The decimals of each resource that can be limited."""
     tools: frozenset[str]
     zone: str
-    """The time zone of the days by which usage is counted."""
+    """The time zone of the days by which usage is counted, and of budgets that name none."""
     max_lease: float
     """The longest lease of a hold, in seconds."""
     max_open_holds: int

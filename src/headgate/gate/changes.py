@@ -13,6 +13,7 @@ from headgate.errors import InvalidInput, refuse
 from headgate.gate.accounts import SLOTS, Accounts, LimitKey, level_of, parse_account_limit
 from headgate.gate.immutable_map import ImmutableMap
 from headgate.gate.policy import ChannelTier, Policy, check_agent
+from headgate.limits.budget import Budget
 from headgate.limits.decision import Limit
 from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import LimitLike, limit_of, rate_limit_of
@@ -213,7 +214,22 @@ def _validated_account_edit(edit: Edit, accounts: Accounts) -> Edit:
         refuse("resource", "another one than slots, which have no tool", resource)
     if edit.value is None:
         return edit
-    return replace(edit, value=parse_account_limit("limit", resource, edit.value, accounts.units).text)
+    unnamed = _zone_before(edit, (resource, tool), accounts)
+    limit = parse_account_limit("limit", resource, edit.value, accounts.units, accounts.zone, unnamed)
+    return replace(edit, value=limit.text)
+
+
+def _zone_before(edit: Edit, key: LimitKey, accounts: Accounts) -> str:
+    """The time zone of the budget that a limit replaces, "" if there is none: what is spent stays in its periods."""
+    if edit.kind == "level_limit":
+        limits = accounts.defaults.get(edit.agent, {})
+    elif edit.kind == "plan_limit":
+        limits = accounts.plans.get(edit.agent, {})
+    else:
+        limits = accounts.limits_of(edit.agent)
+    before = limits.get(key)
+    zones = {part.zone for part in before.parts if isinstance(part, Budget) and part.period} if before else set()
+    return zones.pop() if len(zones) == 1 else ""
 
 
 def _validated_block(agent: str, value: str, now: float) -> Edit:
@@ -380,7 +396,8 @@ def _with_account_edit(before: Accounts, policy: Accounts, edit: Edit) -> Accoun
         if edit.kind == "account_plan":
             plan = policy.rules_of(subject).plan if edit.value is None else edit.value
             return before.with_plan(subject, plan)
-        limit = None if edit.value is None else parse_account_limit("limit", key[0], edit.value, before.units)
+        units, zone = before.units, before.zone
+        limit = None if edit.value is None else parse_account_limit("limit", key[0], edit.value, units, zone)
         if edit.kind == "level_limit" and subject in before.levels:
             filed = policy.defaults.get(subject, {}).get(key)
             return before.with_default(subject, key, limit or filed)

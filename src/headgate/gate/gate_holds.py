@@ -10,6 +10,7 @@ from headgate.flow import Flow, adrive, drive
 from headgate.gate._hot import EXEMPT
 from headgate.gate.account_asks import (
     HOLDS,
+    LimitRow,
     account_asks,
     check_session,
     restored_asks,
@@ -25,17 +26,17 @@ from headgate.gate.account_holds import (
     id_start,
     named_costs,
 )
-from headgate.gate.accounts import Bound, is_within
+from headgate.gate.accounts import NO_ACCOUNT, Bound, is_within
 from headgate.gate.gate_changes import GateChanges
 from headgate.gate.lookup import AGENTS, Lookup
 from headgate.gate.policy import check_agent
 from headgate.holds import PendingHold, check_id, found_hold, lease_of, read_terms
 from headgate.limits.budget import Budget
-from headgate.limits.decision import NEVER, Decision, Outcome, Violation
+from headgate.limits.decision import NEVER, Decision, Limit, Outcome, Violation
 from headgate.limits.fixed import BLOCKED
 from headgate.limits.numbers import Number
 from headgate.limits.violations import Standing
-from headgate.stores.base import Offence
+from headgate.stores.base import Ask, Offence
 from headgate.stores.hold_ids import HOLD_IDS
 from headgate.stores.holds import (
     OPEN,
@@ -243,10 +244,29 @@ class GateHolds(GateChanges):
         for row, decision in hold.limits():
             budget = row.limit
             if isinstance(budget, Budget) and row.path:
-                if share := _used_share(budget, decision):
+                share = _used_share(budget, decision)
+                if not (share or self._alerted) or budget not in self._limits_now(hold, row):
+                    continue  # or it was changed since the hold was made
+                if share:
                     self._emit_alert(hold.bound_of(row), budget, share, decision)
-                elif self._alerted:  # it is told again when it is used up once more
+                else:  # it is told again when it is used up once more
                     self._alerted.pop((hold.bound_of(row), budget.identity), None)
+
+    def _limits_now(self, hold: AccountHold, row: LimitRow) -> tuple[Limit, ...]:
+        """The limits that are in force where a hold has one."""
+        effective, path = self._lookup.effective, row.path or f"{hold.account}/{NO_ACCOUNT}"
+        plan = effective.rules_of(hold.agent).plan if path == hold.account else ""
+        limit = effective.accounts.limits_of(path, plan).get((hold.bound_of(row).resource, row.tool))
+        return () if limit is None else limit.parts
+
+    def _asks_now(self, hold: AccountHold, asks: tuple[Ask, ...]) -> tuple[Ask, ...]:
+        """The asks of a hold, with the amounts of budgets that are in force: what is spent belongs to no amount."""
+        found = list(asks)
+        for place, row in enumerate(hold.rows, len(asks) - len(hold.rows)):
+            if isinstance(row.limit, Budget):
+                same = [one for one in self._limits_now(hold, row) if one.identity == row.limit.identity]
+                found[place] = found[place].with_limit(same[0] if same else row.limit)
+        return tuple(found)
 
     def _emit_alert(self, bound: Bound, budget: Budget, share: float, decision: Decision) -> None:
         resets_at = None if budget.period is None else self._store.clock.wall() + decision.reset_after
@@ -263,7 +283,8 @@ class GateHolds(GateChanges):
     def _hold_context(self) -> HoldContext:
         found, low, max_lease = self._context, self._lookup.low, self._lookup.effective.accounts.max_lease
         if found is None or found.low != low or found.max_lease != max_lease:
-            found = HoldContext(self._account_store, low, self._hold_queues.wake, self._emit_alerts, max_lease)
+            store, wake = self._account_store, self._hold_queues.wake
+            found = HoldContext(store, low, wake, self._emit_alerts, self._asks_now, max_lease)
             self._context = found
         return found
 

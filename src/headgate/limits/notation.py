@@ -85,23 +85,23 @@ def parse(text: str) -> Limit:
     return _join(parse_each(text))
 
 
-def parse_each(text: str, unit: str = "", expected: str = "") -> list[Limit]:
-    """The limits in a text, one by one. A budget that names no unit is one of `unit`.
+def parse_each(text: str, unit: str = "", expected: str = "", zone: str = "UTC") -> list[Limit]:
+    """The limits in a text, one by one. A budget that names no unit is one of `unit`; one without a zone is in `zone`.
 
     `expected` says what the text should have been, if it is none of all kinds.
     """
     if not isinstance(text, str):
         refuse("limit", "a string such as '60/minute'", text)
-    return [_parse_one(part.strip(), text, unit, expected) for part in re.split(r"[;,|]", text)]
+    return [_parse_one(part.strip(), text, unit, expected, zone) for part in re.split(r"[;,|]", text)]
 
 
-def _parse_one(part: str, text: str, unit: str, expected: str) -> Limit:
+def _parse_one(part: str, text: str, unit: str, expected: str, zone: str) -> Limit:
     if part.lower() == "unlimited":
         return UNLIMITED
     if part.lower() == "blocked":
         return BLOCKED
     try:
-        limit = _rate(part) or _budget(part, unit)
+        limit = _rate(part) or _budget(part, unit, zone)
     except InvalidInput as error:
         raise InvalidInput(f"limit {text!r}: {error}") from None
     if limit is None:
@@ -129,7 +129,7 @@ def _rate(part: str) -> Limit | None:
         raise InvalidInput(f"{error}{hint}") from None
 
 
-def _budget(part: str, default: str) -> Limit | None:
+def _budget(part: str, default: str, default_zone: str) -> Limit | None:
     """A budget or slots, or None for what is written as neither."""
     slots, budget = _SLOTS.fullmatch(part), _BUDGET.fullmatch(part)
     if slots is not None:
@@ -137,7 +137,8 @@ def _budget(part: str, default: str) -> Limit | None:
     if budget is None:
         return None
     amount, unit, period, zone = budget.group("amount", "unit", "period", "zone")
-    return Budget(amount, period and period.lower(), unit=(unit or default).lower(), zone=zone or "UTC")
+    zone = zone or (default_zone if period else "UTC")
+    return Budget(amount, period and period.lower(), unit=(unit or default).lower(), zone=zone)
 
 
 def limit_of(where: str, given: object) -> Limit:

@@ -299,13 +299,14 @@ def _of_tool(where: str, given: dict[str, Any], tool: str | None, accounts: Acco
 
 
 def _text(where: str, resource: str, given: Any, accounts: Accounts) -> str:
-    """A limit as it is recorded."""
+    """A limit as it was given. A budget without a time zone keeps that of the one which it replaces."""
     texts = given if isinstance(given, list) else [given]
     if not 1 <= len(texts) <= _MOST_LIMITS or not all([isinstance(text, str) for text in texts]):
         refuse(where, f"a limit such as '500/calendar month', a list of 1 to {_MOST_LIMITS}, or null", given)
     if any([len(text) > _LONGEST_LIMIT for text in texts]):
         refuse(where, f"at most {_LONGEST_LIMIT} characters for a limit", given)
-    return parse_account_limit(where, resource, texts, accounts.units).text
+    parse_account_limit(where, resource, texts, accounts.units, accounts.zone)
+    return "; ".join(texts)
 
 
 def _changed_limits(limits: Mapping[LimitKey, AccountLimit], filed: Mapping[LimitKey, AccountLimit]) -> list[LimitKey]:
