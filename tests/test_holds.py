@@ -1,6 +1,7 @@
 """Holds: reserved now, settled later, on a limiter in memory."""
 
 import asyncio
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -383,6 +384,23 @@ def renewed(hold: Hold) -> Iterator[None]:
             return
         done.wait(0.01)
     pytest.fail("the lease was not renewed")
+
+
+@pytest.mark.parametrize("hold_id", [None, "id"])
+def test_a_very_long_max_age_is_as_good_as_none(clock: ManualClock, hold_id: str | None) -> None:
+    limiter = make("2 in flight", clock)
+    assert limiter.hold("a", hold_id=hold_id, max_age=sys.maxsize).renew()
+
+
+def test_what_can_not_be_counted_is_refused_and_changes_nothing(clock: ManualClock) -> None:
+    limiter = make("3 in flight", clock)
+    hold = limiter.hold("a")
+    hold.use(2**53 - 1)
+    for verb in (hold.use, hold.extend):
+        with pytest.raises(InvalidInput, match=f"cost: expected at most {2**53 - 1} in all, got {2**53 - 1}"):
+            verb(2**53 - 1)
+    hold.settle()
+    assert limiter.peek("a").remaining == 3
 
 
 async def test_a_hold_that_nobody_has_awaited_says_so(clock: ManualClock) -> None:

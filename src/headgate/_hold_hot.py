@@ -148,7 +148,9 @@ class Hold:
         self._ready()
         unused = (_UNUSED,) * len(self._costs)
         more = self._owner.read_costs(cost, unused)
-        self._used = tuple(map(_sum, self._used or unused, more))
+        used = tuple(map(_sum, self._used or unused, more))
+        _refuse_too_much(used, cost)
+        self._used = used
 
     def settle(self, cost: object = None) -> Decision:
         """End it, and count this cost instead of the reserved one: less gives back, more is charged, even into debt.
@@ -240,6 +242,7 @@ class Hold:
         if cost is not None:
             more = self._owner.read_costs(cost, (0,) * len(self._costs))
             costs = tuple([one + other for one, other in zip(self._costs, more, strict=True)])
+            _refuse_too_much(costs, cost)
         return costs, None if lease is None else lease_of(lease)
 
     def _extended(self, called: int, answer: HoldAnswer) -> Decision:
@@ -459,6 +462,11 @@ def local_holds(
     return LocalHolds(owner, store, name, limit, low, waiting)
 
 
+def _refuse_too_much(costs: tuple[int, ...], cost: object) -> None:
+    if max(costs) > LARGEST:
+        refuse("cost", f"at most {LARGEST} in all", cost)
+
+
 def with_costs(asks: tuple[Ask, ...], costs: tuple[int, ...]) -> tuple[Ask, ...]:
     return tuple([ask.with_cost(cost) for ask, cost in zip(asks, costs, strict=True)])
 
@@ -470,6 +478,11 @@ def lease_of(lease: object) -> int:
         span = f"{SHORTEST_LEASE / 1_000_000} to {LONGEST_LEASE // 1_000_000} seconds"
         refuse("hold lease", f"{span} (a `with` block renews it as long as it runs)", lease)
     return found
+
+
+def age_of(max_age: object) -> int:
+    """An age in microseconds; one that nothing reaches is the same as another."""
+    return min(microseconds("hold max_age", max_age), LARGEST)
 
 
 def _sum(used: int, more: int) -> int:

@@ -6,7 +6,7 @@ its awaitable in a way that Python 3.12 warns of.
 
 from typing import Final, Literal, TypeAlias
 
-from headgate._hold_hot import LONGEST_LEASE, Hold, LocalHolds, lease_of
+from headgate._hold_hot import LONGEST_LEASE, Hold, LocalHolds, age_of, lease_of
 from headgate._native import Text, Unchecked, i64, mypyc_attr
 from headgate.errors import refuse
 from headgate.limits.decision import Decision, Limit
@@ -134,7 +134,7 @@ def _kept(keep: object) -> int:
 
 
 def _age(max_age: object) -> int:
-    return _FOREVER if max_age is None else min(microseconds("hold max_age", max_age), _FOREVER)
+    return _FOREVER if max_age is None else age_of(max_age)
 
 
 def key_of(key: object) -> str:

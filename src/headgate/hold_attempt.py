@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
 from headgate import _hold_async
-from headgate._hold_hot import LONGEST_LEASE, Hold, lease_of
+from headgate._hold_hot import LONGEST_LEASE, Hold, age_of, lease_of
 from headgate.errors import HoldError, StoreError, refuse
 from headgate.hold_owner import HoldOwner
 from headgate.limits.decision import Decision
@@ -40,7 +40,7 @@ class HoldAttempt(Generic[AnyHold]):
         self._terms: Final = terms
         self._make: Final = make
         self.own_id: Final = own_id
-        self._max_age: Final = None if max_age is None else microseconds("hold max_age", max_age)
+        self._max_age: Final = None if max_age is None else age_of(max_age)
         self._called = 0
         self._answer: HoldAnswer | None = None
 
@@ -48,6 +48,11 @@ class HoldAttempt(Generic[AnyHold]):
     def hold_id(self) -> str:
         """The id, as the store knows it."""
         return self._terms.hold_id
+
+    @property
+    def repeated(self) -> bool:
+        """Whether there was a hold with the same id already."""
+        return self._answer is not None and self._answer.repeated
 
     @property
     def recheck(self) -> int | None:

@@ -19,8 +19,9 @@ from headgate.holds import (
 )
 from headgate.lifecycle import Closable
 from headgate.limits.decision import Decision, Limit
+from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import LimitLike, denial_error, limit_of
-from headgate.limits.numbers import Cost, Number, cost_in, permille, whole
+from headgate.limits.numbers import LARGEST, Cost, Number, cost_in, permille, whole
 from headgate.stores.base import Ask, Store, Verb
 from headgate.stores.hold_ids import HOLD_IDS
 from headgate.stores.holds import HoldStore
@@ -242,7 +243,10 @@ class Limiter(LimiterChecks, Closable):
         return [summarize(one, self._decimals) for one in found]
 
     def _hold_asks(self, key: object, cost: object = 1) -> tuple[Ask, ...]:
-        return (Ask(self._name, key_of(key), self._limit, cost_in(self._decimals, cost)),)
+        units = cost_in(self._decimals, cost)
+        if units > LARGEST and not any([part.counts_costs and part is not UNLIMITED for part in self._limit.parts]):
+            units = LARGEST  # it passes, and has to be written down
+        return (Ask(self._name, key_of(key), self._limit, units),)
 
     def waiting(self, key: str) -> int:
         """How many callers wait in `acquire` or `hold` for a key here."""

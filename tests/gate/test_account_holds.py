@@ -95,6 +95,83 @@ def test_f1_a_budget_that_is_changed_without_its_time_zone_keeps_what_is_spent(s
     assert spent(gate, "acme") == "0 of 20 usd/calendar month"
 
 
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize(
+    ("resource", "limit"),
+    [("tokens", "unlimited"), ("tokens", "60/minute"), ("usd", "5/calendar day"), ("requests", "50/calendar day")],
+)
+async def test_f1_a_repeated_hold_is_the_first_one_whatever_has_become_of_the_limits(
+    store: Store, settled: bool, resource: str, limit: str
+) -> None:
+    gate = gate_on(store, accounts={"at": {"acme": {"tokens": "500/calendar day"}}})
+    first = gate.hold("planner", {"tokens": 1}, hold_id="job")
+    if settled:
+        first.settle({"tokens": 4})
+    gate.set_account_limit("acme", resource, limit)
+    again = gate.hold("planner", {"tokens": 1}, hold_id="job")
+    assert (again.state, again.costs) == (first.state, first.costs)
+    assert (await gate.ahold("planner", {"tokens": 1}, hold_id="job")).costs == first.costs
+    again.settle({"tokens": 4})
+    gate.set_account_limit("acme", resource, None)
+    (found,) = [one for one in gate.account("acme").limits if one.resource == "tokens"]
+    assert found.spent == 4
+    if not settled:
+        assert gate.find_hold("planner", "job").state == "settled"
+
+
+def test_f1_a_repeated_hold_with_other_costs_is_refused(store: Store) -> None:
+    gate = gate_on(store, accounts={"at": {"acme": {"tokens": "500/calendar day"}}})
+    gate.hold("planner", {"tokens": 1}, hold_id="job")
+    for limit in ("500/calendar day", "unlimited"):
+        gate.set_account_limit("acme", "tokens", limit)
+        with pytest.raises(
+            HoldError, match="expected costs 1 requests, 1 tokens, with which it is open, got costs 1 req"
+        ):
+            gate.hold("planner", {"tokens": 2}, hold_id="job")
+
+
+@pytest.mark.once
+def test_f1_a_denial_while_the_server_is_away_names_its_account_and_is_no_violation() -> None:
+    with Server() as server, RedisStore(server.url, on_failure_holds="local") as store:
+        gate = Gate(Policy(accounts={"default": {"agent": {"usd": "10/calendar day"}}}), store=store)
+        events: list[Event] = []
+        gate.subscribe(events.append, Violated, AccountAlerted)
+        server.kill()
+        assert gate.hold("p", {"usd": 5})
+        denied = gate.hold("p", {"usd": 8})
+        assert (bool(denied), denied.decision.degraded, denied.bound) == (False, True, Bound("-/-/p", "usd", ""))
+        with pytest.raises(RateLimited, match="'p' at 10 usd/calendar day"), denied:
+            pytest.fail("the block runs without a hold")
+        gate.close()
+    assert events == []
+
+
+def test_f1_a_denial_for_lack_of_room_is_no_violation_and_no_alert(clock: ManualClock) -> None:
+    store = MemoryStore(clock=clock, max_keys=4)
+    for key in "abcd":
+        Limiter("1/hour", store=store, name="other").check(key)
+    gate = Gate(Policy(accounts={"default": {"agent": {"usd": "10/calendar day"}}}), store=store)
+    events: list[Event] = []
+    gate.subscribe(events.append, Violated, AccountAlerted)
+    denied = gate.hold("p", {"usd": 1})
+    assert (bool(denied), denied.decision.degraded, events) == (False, True, [])
+
+
+def test_f1_an_agent_is_its_name_whatever_class_that_has(store: Store) -> None:
+    class Same(str):
+        __slots__ = ()
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        def __hash__(self) -> int:
+            return hash("planner")
+
+    gate = gate_on(store)
+    assert gate.hold("planner", {"usd": 1}).account == "acme/search/planner"
+    assert gate.hold(Same("zzz"), {"usd": 1}).account == "-/-/zzz"
+
+
 async def test_f1_more_is_reserved_under_the_budget_that_is_in_force(store: Store) -> None:
     gate = gate_on(store)
     hold = gate.hold("planner", {"usd": "2"}, session="run", lease=60)
@@ -511,7 +588,7 @@ def test_f1_every_agent_and_every_id_can_hold(gate: Gate) -> None:
 def test_f1_other_costs_are_refused_by_resource(gate: Gate) -> None:
     hold = gate.hold("planner", {"tokens": 10, "usd": "0.5"}, hold_id="i")
     told = "expected costs 1 requests, 0.5 usd, 10 tokens, with which it is open, got costs 1 requests, 9 tokens"
-    with pytest.raises(HoldError, match=f"hold 'planner/i': {told}"):
+    with pytest.raises(HoldError, match=f"hold 'i': {told}"):
         gate.hold("planner", {"tokens": 9}, hold_id="i")
     hold.settle({"tokens": 0, "usd": "0.25", "requests": 0})
     for again in (hold, gate.find_hold("planner", "i")):
@@ -573,7 +650,7 @@ def test_a_tool_of_another_type_is_refused(gate: Gate) -> None:
 def test_an_extension_is_bounded_like_the_hold(store: Store) -> None:
     gate = gate_on(store, accounts={"max_lease": 600})
     hold = gate.hold("planner", {"tokens": 2**53 - 1}, lease=60)
-    with pytest.raises(InvalidInput, match=r"^cost: expected at most 9007199254740991 in all of each resource, got "):
+    with pytest.raises(InvalidInput, match=r"^cost: expected at most 9007199254740991 in all, got "):
         hold.extend({"tokens": 1})
     with pytest.raises(
         InvalidInput, match=r"^hold lease: expected at most 600 seconds \(accounts\.max_lease\), got 601$"

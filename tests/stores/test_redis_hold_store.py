@@ -337,6 +337,15 @@ def test_another_amount_of_a_budget_is_the_same_limit(still: RedisStore) -> None
     assert still.apply(Verb.PEEK, asks(Budget(200), 1), 0).remaining == 196
 
 
+def test_a_cost_that_counts_nothing_may_be_of_any_size(still: RedisStore) -> None:
+    for limit in ("2 in flight", "unlimited"):
+        limiter = Limiter(limit, store=still)
+        hold = limiter.hold("key", 10**30)
+        hold.settle()
+        assert (hold.state, hold.decision.degraded) == ("settled", False)
+    assert Limiter("2 in flight", store=still).peek("key").remaining == 2
+
+
 # Renewals -------------------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,6 @@ from headgate.hold_attempt import HoldAttempt
 from headgate.limits.budget import Budget
 from headgate.limits.decision import NEVER, Decision, Limit
 from headgate.limits.notation import rate_of
-from headgate.limits.numbers import LARGEST
 from headgate.limits.units import in_units
 from headgate.stores.base import Ask, Offence
 from headgate.stores.holds import HoldAnswer, HoldState, HoldStore, HoldTerms, shown_costs
@@ -199,7 +198,7 @@ class AccountHold(Hold):
         if self._final is not None:
             return self._final
         found = self._binding()
-        return self._decision if found is None else self._decided(found)
+        return self._decision.at(-1) if found is None else self._decided(found)
 
     def decide(self, decision: Decision) -> None:
         """Let it be decided otherwise: with a violation, in shadow mode, or for an exempt agent."""
@@ -215,8 +214,6 @@ class AccountHold(Hold):
 
     def _extension(self, cost: object, lease: object) -> tuple[tuple[int, ...] | None, int | None]:
         costs, span = super()._extension(cost, lease)
-        if costs is not None and max(costs) > LARGEST:
-            refuse("cost", f"at most {LARGEST} in all of each resource", cost)
         check_lease(span, lease, self._template.context.max_lease)
         return costs, span
 
@@ -236,6 +233,9 @@ class AccountHold(Hold):
     def _binding(self) -> int | None:
         """The place of the limit that decided."""
         parts, first = self._parts, self._template.asks.first_limit
+        if not parts:  # the store is away
+            place = self._decision.bound
+            return None if place is None or place < first else place - first
         if len(parts) <= first:
             return None
         found, bound = first, _rank(parts[first])
@@ -251,7 +251,7 @@ class AccountHold(Hold):
 
     def _decided(self, place: int) -> Decision:
         asks = self._template.asks
-        row, one = asks.rows[place], self._parts[asks.first_limit + place]
+        row, one = asks.rows[place], self._parts[asks.first_limit + place] if self._parts else self._decision
         decimals = asks.resources[row.resource][1]
         if decimals == 0 or isinstance(row.limit, Budget):
             return one.at(place)

@@ -98,8 +98,12 @@ class GateHolds(GateChanges):
         early = drive(self._before_hold(attempt), call_store)
         if early is not None:
             return early
-        hold = attempt.run(self._hold_queues, attempt.template.asks.path, timeout)
-        return self._decided(hold, None) if hold else drive(self._after_denial(attempt, hold), call_store)
+        try:
+            hold = attempt.run(self._hold_queues, attempt.template.asks.path, timeout)
+        except HoldError as error:
+            return drive(self._after_error(attempt, error), call_store)
+        plain = hold and not attempt.repeated
+        return self._decided(hold, None) if plain else drive(self._after_hold(attempt, hold), call_store)
 
     def ahold(
         self,
@@ -121,10 +125,13 @@ class GateHolds(GateChanges):
             early = await adrive(self._before_hold(attempt), acall_store)
             if early is not None:
                 return early
-            hold = await attempt.arun(self._hold_queues, attempt.template.asks.path, timeout)
-            if hold:
+            try:
+                hold = await attempt.arun(self._hold_queues, attempt.template.asks.path, timeout)
+            except HoldError as error:
+                return await adrive(self._after_error(attempt, error), acall_store)
+            if hold and not attempt.repeated:
                 return self._decided(hold, None)
-            return await adrive(self._after_denial(attempt, hold), acall_store)
+            return await adrive(self._after_hold(attempt, hold), acall_store)
 
         return PendingHold(make)
 
@@ -166,14 +173,28 @@ class GateHolds(GateChanges):
         if not wait:
             return None
         hold = attempt.denied(Decision(Outcome.DENY, BLOCKED, 0, wait, 0, -1))
-        return (yield from self._after_denial(attempt, hold))
+        return (yield from self._after_hold(attempt, hold))
 
-    def _after_denial(self, attempt: AccountAttempt, hold: AccountHold) -> Flow[StoreCall, AccountHold]:
-        """Record the violation, if the denial is one: by the agent's own level, by its session, or by a block."""
+    def _after_error(self, attempt: AccountAttempt, error: HoldError) -> Flow[StoreCall, AccountHold]:
+        """The hold of the same id, if it is only the limits that have been others then."""
+        before = None if attempt.own_id else (yield from self._find_repeated(attempt))
+        if before is None:
+            raise error
+        return before
+
+    def _after_hold(self, attempt: AccountAttempt, hold: AccountHold) -> Flow[StoreCall, AccountHold]:
+        """A hold of the same id as it was made; or a denial, whose violation is recorded, if it is one.
+
+        It is one by the agent's own level, by its session, or by a block.
+        """
+        if attempt.repeated:
+            before = yield from self._find_repeated(attempt)
+            if before is not None:
+                return before
         bound, offence = hold.bound, attempt.template.offence
         violation: Violation | None = None
         own = hold.decision.limit is BLOCKED if bound is None else is_within(bound.account, hold.account)
-        if offence is not None and own:
+        if not hold and offence is not None and own and not hold.decision.degraded:
             violation = yield StoreCall(self._store.record_violation, self._store.arecord_violation, (offence,))
         return self._decided(hold, violation)
 
@@ -202,10 +223,12 @@ class GateHolds(GateChanges):
             self._templates = (lookup, found)
         of_session = check_session(session)
         key = (agent, tool, not of_session, *costs)
-        named = isinstance(agent, str) and (tool is None or isinstance(tool, str))  # others might have no hash
+        named = type(agent) is str and (tool is None or type(tool) is str)  # others might have no hash, or their own
         template = found.get(key) if named else None
         if template is None:
-            template = found[key] = self._make_template(lookup, agent, tool, bool(of_session), costs)
+            template = self._make_template(lookup, agent, tool, bool(of_session), costs)
+            if named:
+                found[key] = template
         return SessionHolds(template, of_session), template.asks.costs_of(costs)
 
     def _make_template(
@@ -244,7 +267,7 @@ class GateHolds(GateChanges):
         for row, decision in hold.limits():
             budget = row.limit
             if isinstance(budget, Budget) and row.path:
-                share = _used_share(budget, decision)
+                share = 0.0 if decision.degraded else _used_share(budget, decision)
                 if not (share or self._alerted) or budget not in self._limits_now(hold, row):
                     continue  # or it was changed since the hold was made
                 if share:

@@ -74,7 +74,7 @@ class HoldTerms:
 class HoldAnswer:
     """What has become of a hold."""
 
-    __slots__ = ("costs", "decision", "left", "parts", "state")
+    __slots__ = ("costs", "decision", "left", "parts", "repeated", "state")
 
     def __init__(
         self,
@@ -83,6 +83,7 @@ class HoldAnswer:
         costs: tuple[int, ...],
         left: i64,
         parts: tuple[Decision, ...] = (),
+        repeated: bool = False,
     ) -> None:
         self.decision: Final = decision
         """On the hold, or on more for it; of `settle` and `find_hold`, as a peek for cost 1 right now would say."""
@@ -94,6 +95,8 @@ class HoldAnswer:
         self.parts: Final = parts
         """The decision on each piece of each ask, of which `decision` is the one that bound; none while a store is
         away."""
+        self.repeated: Final = repeated
+        """Whether `hold` has found one with the same id, perhaps made under other limits. Not compared."""
 
     @property
     def summary(self) -> tuple[HoldState, tuple[int, ...], int]:
@@ -102,6 +105,9 @@ class HoldAnswer:
 
     def with_decision(self, decision: Decision, parts: tuple[Decision, ...]) -> "HoldAnswer":
         return HoldAnswer(decision, self.state, self.costs, self.left, parts)
+
+    def as_repeated(self) -> "HoldAnswer":
+        return HoldAnswer(self.decision, self.state, self.costs, self.left, self.parts, True)
 
     def without_parts(self) -> "HoldAnswer":
         return HoldAnswer(self.decision, self.state, self.costs, self.left)

@@ -202,7 +202,7 @@ class MemoryHolds:
         if known is not None:
             if known.status == OPEN and known.all_costs() != costs:
                 refuse_other_costs(asks, hold_id, known.status_at(now), known.all_costs(), costs)
-            return self._answer(known, asks, 0, low, now)
+            return self._answer(known, asks, 0, low, now).as_repeated()
         self._refuse_more(asks[0].name, asks[0].key, now, terms.most)
         held = self._made(asks, costs, terms, now)
         pieces = held.pieces()

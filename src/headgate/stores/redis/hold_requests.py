@@ -241,7 +241,8 @@ class HoldRequest(Request[HoldAnswer]):
         decision = parts[0]
         if len(parts) > 1:
             decision = place_in(binding_of(parts), self._asks, pieces_of(self._asks))
-        self.answer = HoldAnswer(decision, state, costs, left, tuple(parts))
+        repeated = self._verb == b"h" and status not in (_HELD, _DENIED, _FORCED)
+        self.answer = HoldAnswer(decision, state, costs, left, tuple(parts), repeated)
         return at
 
     def _decide(
