@@ -273,7 +273,10 @@ async def test_b6_invalid_limits_change_nothing(where: str, body: Any, detail: s
         ("PUT", "whitelist", {"agents": "a"}, "body: Expected `array`, got `str` - at `$.agents`"),
         ("PUT", "whitelist", {}, "body: Object missing required field `agents`"),
         ("POST", "whitelist", {"agent_id": "\0"}, "agent: expected 1 to 128 printable characters, got '\\x00'"),
-        ("POST", "whitelist", {"agent_id": "a", "by": "me"}, "body: Object contains unknown field `by`"),
+        (
+            "POST", "whitelist", {"agent_id": "a", "by": "me"},
+            "body: Object contains unknown field `by`; the fields are agent_id",
+        ),
         ("DELETE", "whitelist/%0A", None, "agent: expected 1 to 128 printable characters, got '\\n'"),
         ("DELETE", "%0A", None, "agent: expected 1 to 128 printable characters, got '\\n'"),
         ("PUT", "x" * 129, {"light": "1/s"},

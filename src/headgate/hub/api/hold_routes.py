@@ -21,7 +21,7 @@ from headgate.http.problem import describe_bound, describe_denial
 from headgate.hub.api.http import ApiResponse, DeniedBody
 from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.errors import BLOCKED_BY_OPERATOR, RequestError
-from headgate.hub.sockets.frames import AgentId
+from headgate.hub.sockets.frames import AMOUNT_PATTERN, HOLD_ID_PATTERN, AgentId
 from headgate.limits.decision import Decision
 from headgate.limits.numbers import LARGEST
 from headgate.limits.units import amount_text
@@ -33,11 +33,10 @@ MAX_RESOURCES: Final = 64
 MAX_LISTED: Final = 100
 """Holds in one answer."""
 _EXACT_DIGITS: Final = 15  # significant digits of a decimal that every double keeps
-_DIGITS: Final = 22  # on each side of the point, as in a limit's text
 
 # Bodies and answers ---------------------------------------------------------------------------------------------------
 
-_Text: TypeAlias = Annotated[str, Meta(pattern=rf"^[0-9]{{1,{_DIGITS}}}(\.[0-9]{{1,{_DIGITS}}})?$(?!\n)")]
+_Text: TypeAlias = Annotated[str, Meta(pattern=AMOUNT_PATTERN)]
 Amount: TypeAlias = _Text | Annotated[int, Meta(ge=0, le=LARGEST)] | Annotated[float, Meta(ge=0, le=LARGEST)]
 Costs: TypeAlias = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Amount],
@@ -50,7 +49,7 @@ Lease: TypeAlias = Annotated[float, Meta(ge=0, description="seconds, up to accou
 HoldId: TypeAlias = Annotated[
     str,
     Meta(
-        pattern=r"^[A-Za-z0-9_~:-][A-Za-z0-9._~:-]*$(?!\n)",
+        pattern=HOLD_ID_PATTERN,
         max_length=200,
         description="letters, digits, and - _ ~ : .; the same id again is the same hold",
     ),

@@ -4,7 +4,10 @@ An agent whose token is rotated or revoked before the handler runs is refused.
 """
 
 import asyncio
+import json
+import re
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl
 
@@ -34,6 +37,7 @@ DASHBOARD_STATE: Final = "get_dashboard_state"
 HEALTH: Final = "get_health"
 _NO_HEADERS: Final[Headers] = ()
 _BODY_TIMEOUT: Final = 30.0  # seconds
+_KEYS_TRIED: Final = 64  # of a table in a body, to find the one that is wrong
 _ACCOUNT_ROUTES: Final = ("/v1/accounts/", "/api/admin/accounts/")
 _HEADERS: Final = (
     (b"cache-control", b"no-store"),
@@ -331,11 +335,36 @@ def _token(headers: Headers) -> str | None:
 def _decoded(body: bytes, kind: Any) -> Any:
     try:
         text = body.decode()  # a body that is passed on must be UTF-8
+    except UnicodeDecodeError as error:
+        raise RequestError(400, "invalid", f"body: {explain(error)}") from error
+    try:
         found = msgspec.json.decode(text, type=kind)
     except MALFORMED as error:
-        raise RequestError(400, "invalid", f"body: {explain(error)}") from error
+        raise RequestError(400, "invalid", f"body: {_explain_place(error, text, kind)}") from error
     check_depth(text)
     return found
+
+
+def _explain_place(error: Exception, text: str, kind: Any) -> str:
+    """Why a body is invalid, with what the JSON library leaves out: the key in a table, or the fields there are."""
+    told = explain(error)
+    if told.startswith("Object contains unknown field") and " at " not in told:
+        return f"{told}; the fields are {', '.join([field.encode_name for field in msgspec.structs.fields(kind)])}"
+    place = re.search(r"`\$\.(\w+)\[\.\.\.\]`$", told)
+    if place is None:
+        return told
+    check_depth(text)
+    try:
+        table = msgspec.json.decode(text)[place[1]]
+    except MALFORMED:  # further behind
+        return told
+    for key, value in islice(table.items(), _KEYS_TRIED):
+        try:
+            msgspec.convert({place[1]: {key: value}}, kind)
+        except msgspec.ValidationError as reason:
+            if str(reason) == str(error):
+                return f"{told[: place.start()]}`$.{place[1]}`, {json.dumps(key[:64])}"
+    return told
 
 
 def _converted(given: Any, kind: Any) -> Any:

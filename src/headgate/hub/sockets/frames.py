@@ -22,7 +22,15 @@ AgentId: TypeAlias = Annotated[
     str, Meta(min_length=1, max_length=MAX_AGENT, description="1 to 128 printable characters")
 ]
 Token: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+_DIGITS: Final = 22  # on each side of the point, as in a limit's text
+AMOUNT_PATTERN: Final = rf"^[0-9]{{1,{_DIGITS}}}(\.[0-9]{{1,{_DIGITS}}})?$(?!\n)"
+HOLD_ID_PATTERN: Final = r"^[A-Za-z0-9_~:-][A-Za-z0-9._~:-]*$(?!\n)"
 _CHANNEL_PATTERN: Final = r"^(?!\.{1,2}$)[A-Za-z0-9._-]+$(?!\n)"
+_WORDS: Final = {
+    _CHANNEL_PATTERN: "up to 64 letters, digits, dots, dashes and underscores, other than . and ..",
+    AMOUNT_PATTERN: "a number of 0 or more, such as '0.0312'",
+    HOLD_ID_PATTERN: "letters, digits, and - _ ~ : . but no dot first",
+}
 ChannelName: TypeAlias = Annotated[
     str,
     Meta(
@@ -457,8 +465,10 @@ def explain(error: Exception) -> str:
     """The reason why something could not be decoded, for its sender."""
     if isinstance(error, RecursionError):
         return TOO_DEEP
-    name = "up to 64 letters, digits, dots, dashes and underscores, other than . and .."
-    return str(error).replace(f"`str` matching regex {_CHANNEL_PATTERN!r}", name)
+    told = str(error)
+    for pattern, words in _WORDS.items():
+        told = told.replace(f"`str` matching regex {pattern!r}", words)
+    return told
 
 
 def schemas() -> dict[str, Any]:
