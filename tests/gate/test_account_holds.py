@@ -119,6 +119,13 @@ async def test_f1_a_repeated_hold_is_the_first_one_whatever_has_become_of_the_li
         assert gate.find_hold("planner", "job").state == "settled"
 
 
+def test_f1_a_repeated_hold_of_an_exempt_agent_is_exempt(store: Store) -> None:
+    gate = gate_on(store)
+    gate.add_exemption("planner")
+    holds = [gate.hold("planner", {"usd": "20"}, hold_id="job") for _ in range(2)]
+    assert [(hold.decision.outcome.value, bool(hold)) for hold in holds] == [("exempt", True)] * 2
+
+
 def test_f1_a_repeated_hold_with_other_costs_is_refused(store: Store) -> None:
     gate = gate_on(store, accounts={"at": {"acme": {"tokens": "500/calendar day"}}})
     gate.hold("planner", {"tokens": 1}, hold_id="job")

@@ -199,7 +199,7 @@ class GateHolds(GateChanges):
         return self._decided(hold, violation)
 
     def _find_repeated(self, attempt: AccountAttempt) -> Flow[StoreCall, AccountHold | None]:
-        """The hold with this id of an agent that has moved: it may have been made in a former account."""
+        """The hold with this id as it was made: perhaps under other limits, or in a former account."""
         template, asks = attempt.template, attempt.asks
         hold_id, costs = attempt.hold_id.removeprefix(template.id_start), [ask.cost for ask in asks]
         try:
@@ -209,6 +209,7 @@ class GateHolds(GateChanges):
         if found.state == OPEN and found.costs != named_costs(template.asks, costs):
             got = shown_costs(asks, costs)
             raise HoldError(f"hold {hold_id!r}: expected {found.shown_costs}, with which it is open, got {got}")
+        self._decide_by_mode(found, template.mode)
         return found
 
     def _hold_owner(
@@ -248,10 +249,8 @@ class GateHolds(GateChanges):
         """The hold, with the decision that its caller gets. Emits the events of it."""
         if violation is not None:
             hold.decide(hold.decision.with_violation(violation))
-        elif hold.mode == "shadow" and self._lookup.block_of(hold.agent) is None:
-            hold.decide(hold.decision.as_shadow())
-        elif hold.mode == "exempt" and hold:
-            hold.decide(EXEMPT)
+        else:
+            self._decide_by_mode(hold, hold.mode)
         if violation is not None or self._listeners.get(HoldChecked):
             bound = hold.bound or Bound("", "", "")
             self._emit(HoldChecked(hold.agent, hold.tool, bound.account, bound.resource, hold.decision))
@@ -259,6 +258,13 @@ class GateHolds(GateChanges):
                 self._emit_violation(hold.agent, "hold", bound.resource, violation)
         self._emit_alerts(hold)
         return hold
+
+    def _decide_by_mode(self, hold: AccountHold, mode: str) -> None:
+        """Let a hold of an agent that is never denied say so."""
+        if mode == "shadow" and self._lookup.block_of(hold.agent) is None:
+            hold.decide(hold.decision.as_shadow())
+        elif mode == "exempt" and hold:
+            hold.decide(EXEMPT)
 
     def _emit_alerts(self, hold: AccountHold) -> None:
         """Emit an event for each budget of an account that is used up, or nearly."""
