@@ -124,7 +124,10 @@ def test_a_check_applies_exemptions_shadow_mode_and_overrides() -> None:
         ({"tier": "light", "agent_id": "a\nb", "peek": True},
          "agent: expected 1 to 128 printable characters, got 'a\\nb'"),
         ({"action": ""}, "body: Expected `str` of length >= 1 - at `$.action`"),
-        ({"tier": "light", "by": "me"}, "body: Object contains unknown field `by`"),
+        (
+            {"tier": "light", "by": "me"},
+            "body: Object contains unknown field `by`; the fields are agent_id, channel, tier, action, cost, peek",
+        ),
     ],
 )  # fmt: skip
 async def test_an_invalid_check_counts_nothing(body: Any, detail: str) -> None:

@@ -141,7 +141,7 @@ def test_keys_of_two_agents_do_not_collide(hub: Running) -> None:
         ({"key": "k", "limit": True}, "Expected `int | null`, got `bool` - at `$.limit`"),
         ({"key": "k", "window_ms": 0}, "Expected `int` >= 1 - at `$.window_ms`"),
         ({"key": "k", "window_ms": 1.5}, "Expected `int | null`, got `float` - at `$.window_ms`"),
-        ({"key": "k", "window": 5}, "Object contains unknown field `window`"),
+        ({"key": "k", "window": 5}, "Object contains unknown field `window`; the fields are key, limit, window_ms"),
         ([], "Expected `object`, got `array`"),
     ],
 )
