@@ -615,3 +615,16 @@ def test_what_is_held_survives_kill_9_and_can_be_settled(tmp_path: Path) -> None
     with program(data, "--config", str(file)) as hub:
         assert _left(hub) == "8.250000"
     assert (data / "limits.db").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"costs": {"usd": "x"}, "costs": [1]}',
+        '{"costs": {"usd": "x"}, "lease": [[[',
+        '{"costs": {"usd": "x"}, "costs": {}}',
+    ],
+)
+def test_a_body_that_changes_or_breaks_off_behind_a_mistake_is_refused_like_others(tenant: Tenant, body: str) -> None:
+    answer = tenant.planner.post("/v1/holds", content=body)
+    assert (answer.status_code, answer.json()["error"]) == (400, "invalid")

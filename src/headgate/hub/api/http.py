@@ -348,7 +348,8 @@ def _decoded(body: bytes, kind: Any) -> Any:
 def _explain_place(error: Exception, text: str, kind: Any) -> str:
     """Why a body is invalid, with what the JSON library leaves out: the key in a table, or the fields there are."""
     told = explain(error)
-    if told.startswith("Object contains unknown field") and " at " not in told:
+    is_struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    if is_struct and told.startswith("Object contains unknown field") and " at " not in told:
         return f"{told}; the fields are {', '.join([field.encode_name for field in msgspec.structs.fields(kind)])}"
     place = re.search(r"`\$\.(\w+)\[\.\.\.\]`$", told)
     if place is None:
@@ -358,7 +359,7 @@ def _explain_place(error: Exception, text: str, kind: Any) -> str:
         table = msgspec.json.decode(text)[place[1]]
     except MALFORMED:  # further behind
         return told
-    for key, value in islice(table.items(), _KEYS_TRIED):
+    for key, value in islice(table.items(), _KEYS_TRIED) if isinstance(table, dict) else ():
         try:
             msgspec.convert({place[1]: {key: value}}, kind)
         except msgspec.ValidationError as reason:

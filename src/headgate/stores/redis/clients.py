@@ -42,7 +42,7 @@ from headgate.flow import no_event_loop
 from headgate.lifecycle import new_lock
 from headgate.stores.redis.bounded_calls import BoundedCalls
 from headgate.stores.redis.connection_cache import ConnectionCache
-from headgate.stores.redis.packing import pack_in_c
+from headgate.stores.redis.resp import pack_in_c
 from headgate.stores.schemes import scheme_of, wrong_url
 
 Client: TypeAlias = redis.Redis | redis.RedisCluster

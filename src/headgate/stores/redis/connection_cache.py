@@ -7,7 +7,7 @@ import redis
 from redis.exceptions import ResponseError
 
 from headgate.stores.redis.bounded_calls import BoundedCalls
-from headgate.stores.redis.packing import send
+from headgate.stores.redis.resp import send
 
 _TRUSTED_FOR: Final = 0.02  # seconds for which a connection that has just worked isn't looked at
 

@@ -1,4 +1,4 @@
-"""Commands as they are sent: packed in C, if hiredis is installed."""
+"""Commands in RESP, the protocol of the server: packed in C, if hiredis is installed."""
 
 from typing import Any, Final
 
