@@ -53,8 +53,8 @@ class Trial:
     """Whether the hub must start again with the same data."""
     halfway: Callable[[], object] | None = None
     """What happens in the middle of the attack."""
-    logged: str = "nothing"
-    """The error that the hub must log."""
+    logged: tuple[str, ...] = ()
+    """Parts of errors that the hub may log."""
 
     async def run(self, hub: Program, tokens: dict[str, str]) -> Answers:
         """Attack a hub; how often each answer came, or what was sent."""
@@ -96,7 +96,8 @@ def attacked(folder: Path, trial: Trial) -> None:
         works(hub)
     finally:
         code = hub.stop()
-    wrong = mistakes((line for line in hub.err if trial.logged not in line), (ADMIN, VIEWER, *tokens.values()))
+    unexpected = (line for line in hub.err if not any(part in line for part in trial.logged))
+    wrong = mistakes(unexpected, (ADMIN, VIEWER, *tokens.values()))
     assert not wrong, "\n".join(wrong[:5])
     assert code == 0
     assert quantiles(pings.delays)[1] <= SLOWEST, str(pings)
@@ -263,7 +264,8 @@ def test_f4_b11_an_attack_costs_others_little(tmp_path: Path, trial: Trial) -> N
 def test_f4_a_store_that_loses_everything_gives_no_name_away(tmp_path: Path) -> None:
     with Server() as server, server.client() as client:
         config = f'{RAISED}[hub]\nstore = "{server.url}"\n'
-        lost = "the store is lost"
+        # A busy machine may keep the hub from reading an answer in time: the store is away then, and the answer is 503.
+        lost = ("the store is lost", "the agents can't be looked up or changed", "more requests failed", "not logged")
         attacked(
             tmp_path, Trial("take_name", "agent_attacks", config, still_taken, halfway=client.flushall, logged=lost)
         )

@@ -1,5 +1,7 @@
 """Errors that are answered to callers."""
 
+import time
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -11,6 +13,11 @@ from headgate.stores.sqlite import ChangeLogError
 
 BLOCKED_BY_OPERATOR: Final = "blocked by an operator"
 """Why a blocked agent is denied. The operator's reason is for operators."""
+
+MAX_LINES: Final = 10
+"""Failures that are logged in one interval. Agents can ask thousands of times a second while a store is away."""
+INTERVAL: Final = 10.0
+"""Seconds."""
 
 _log = structlog.get_logger("headgate.hub")
 
@@ -29,6 +36,30 @@ class RequestError(HeadgateError):
         super().__init__(detail)
 
 
+class FailureLog:
+    """Logs the hub's own failures to answer requests: a bounded number, and how many there were beyond it."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now: Final = now
+        self._began = now()
+        self._failures = 0
+
+    def write(self, event: str, **fields: object) -> None:
+        if self._now() - self._began >= INTERVAL:
+            if self._failures > MAX_LINES:
+                _log.error("more requests failed", failures=self._failures - MAX_LINES)
+            self._began = self._now()
+            self._failures = 0
+        self._failures += 1
+        if self._failures <= MAX_LINES:
+            _log.error(event, **fields)
+        elif self._failures == MAX_LINES + 1:
+            _log.error("further failures of requests are counted, not logged", seconds=INTERVAL)
+
+
+_failures: Final = FailureLog()
+
+
 def as_request_error(error: Exception) -> RequestError:
     """The error to answer for any exception. The details of the hub's own failures go to the log only."""
     if isinstance(error, RequestError):
@@ -42,7 +73,7 @@ def as_request_error(error: Exception) -> RequestError:
     if isinstance(error, StoreLost):
         return RequestError(503, "store_lost", f"{error}; an admin has to restore or accept it")
     if isinstance(error, (StoreError, DatabaseError, ChangeLogError)):
-        _log.error("request failed", reason=str(error))
+        _failures.write("request failed", reason=str(error))
         return RequestError(503, "unavailable", "the hub can't do this at the moment; try again")
-    _log.error("request failed unexpectedly", exc_info=error)
+    _failures.write("request failed unexpectedly", exc_info=error)
     return RequestError(500, "internal", "internal error of the hub; see its log")
