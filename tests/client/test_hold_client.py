@@ -167,6 +167,7 @@ async def test_a_denial_says_what_bound_and_is_not_repeated(hub: Running, token:
             async with client.hold({"usd": "10.01"}):
                 pytest.fail("the block must not run")
         assert denied.value.bound == Bound("acme", "usd", "")
+        assert denied.value.retry_after_ms is None, "more than there is in all: no wait would help"
         hold = await client.hold({"usd": "9"})
         with pytest.raises(HoldDenied, match="not enough left of usd of acme"):
             await hold.extend({"usd": "1.01"})
@@ -363,6 +364,21 @@ async def test_what_a_hub_answers_is_an_error_of_its_own(
     async with HoldClient("http://hub.example", "token", http=http, clock=SkippingClock()) as client:
         with pytest.raises(error, match=text):
             await client.hold({"usd": 1})
+
+
+async def test_a_denial_after_which_no_wait_helps_is_not_repeated() -> None:
+    asked = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        body = {"error": "rate_limited", "detail": "blocked by an operator", "retry_after_ms": 1000}
+        return httpx.Response(429, json=body | {"no_wait_helps": True})
+
+    http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    async with HoldClient("http://hub.example", "token", http=http, clock=SkippingClock()) as client:
+        with pytest.raises(HoldDenied, match="blocked by an operator") as denied:
+            await client.hold({"usd": 1})
+    assert (denied.value.retry_after_ms, len(asked)) == (None, 1)
 
 
 @pytest.mark.parametrize(

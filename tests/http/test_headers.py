@@ -209,6 +209,23 @@ def test_b3_waits_are_whole_seconds_rounded_up_and_never_zero() -> None:
     assert describe_denial(limited.check("a"), "x").retry_after_ms == 31_000
 
 
+def test_a_denial_after_which_no_wait_helps_says_so() -> None:
+    limited, _ = limiter("5/minute")
+    for denial in (
+        describe_denial(limited.check("a", cost=6), "x"),
+        describe_error(denial_error("a", limited.check("a", cost=6))),
+    ):
+        body = json.loads(denial.encode())
+        assert body["no_wait_helps"] is True
+        assert body["detail"] == "the limit never allows this request, however long it waits"
+        assert dict(denial.headers).items() >= {"x-should-retry": "false", "retry-after": "60"}.items()
+        assert read_denial(denial.encode()) == denial
+    assert limited.check("a", cost=5)
+    later = describe_denial(limited.check("a", cost=5), "x")
+    assert "no_wait_helps" not in json.loads(later.encode())
+    assert "x-should-retry" not in dict(later.headers)
+
+
 def test_a_denial_while_the_store_is_away_is_a_503() -> None:
     limited, _ = limiter("1/minute")
     limited.check("a")

@@ -216,6 +216,8 @@ def test_a_denial_that_no_wait_helps_says_so(tenant: Tenant) -> None:
         "not enough left of tokens of acme/search/planner: no wait would help, only a lower cost or a higher limit"
     )
     assert answer.json()["detail"] == expected
+    assert answer.json()["no_wait_helps"] is True
+    assert answer.headers["x-should-retry"] == "false"
 
 
 def test_a_full_slot_is_worth_a_retry_in_a_second(tenant: Tenant) -> None:
@@ -223,6 +225,8 @@ def test_a_full_slot_is_worth_a_retry_in_a_second(tenant: Tenant) -> None:
         hold(tenant.planner, {})
     answer = tenant.planner.post("/v1/holds", json={})
     assert (answer.status_code, answer.headers["retry-after"], answer.json()["resource"]) == (429, "1", "slots")
+    assert "no_wait_helps" not in answer.json()
+    assert "x-should-retry" not in answer.headers
 
 
 def test_a_hold_waits_for_its_turn_if_it_is_told_to(tenant: Tenant) -> None:

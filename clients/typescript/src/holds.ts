@@ -28,7 +28,7 @@ export class HoldError extends Error {
   constructor(
     readonly code: string,
     readonly detail: string,
-    /** Of a denial: when to try again. */
+    /** Of a denial: when to try again; undefined if no wait would help. */
     readonly retryAfterMs?: number,
     /** Of a denial: what decided. Without it, the program itself makes too many requests. */
     readonly bound?: Bound,
@@ -382,10 +382,11 @@ function read(
   const detail = String(found?.["detail"] ?? "").slice(0, LONGEST_DETAIL);
   const toldMs = Number(retryAfter) > 0 ? toldWait(Number(retryAfter) * 1000) : 0;
   if (status === 429 && code === "rate_limited") {
-    const { account, resource, tool, retry_after_ms: wait } = found ?? {};
+    const { account, resource, tool, retry_after_ms: wait, no_wait_helps: hopeless } = found ?? {};
     const bound = account ? { account: String(account), resource: String(resource), tool: String(tool) } : undefined;
-    const error = new HoldError(code, detail, typeof wait === "number" ? wait : 1000, bound);
-    return bound === undefined ? { error, toldMs } : { error };
+    const retryAfterMs = hopeless === true ? undefined : typeof wait === "number" ? wait : 1000;
+    const error = new HoldError(code, detail, retryAfterMs, bound);
+    return bound === undefined && retryAfterMs !== undefined ? { error, toldMs } : { error };
   }
   if (AGAIN.includes(status)) {
     return { error: new HoldError("unavailable", `${code}: ${detail}`), toldMs };

@@ -99,6 +99,12 @@ test("holds: a denial says what bound, and is not repeated", async () => {
   assert.deepEqual([error.code, error.retryAfterMs, error.bound], ["rate_limited", 5000, bound]);
 });
 
+test("holds: a denial after which no wait helps says so, and is not repeated", async () => {
+  const body = JSON.stringify({ error: "rate_limited", detail: "blocked", retry_after_ms: 60_000, no_wait_helps: true });
+  const error = await refusal(answered(429, body).hold({ usd: 1 }));
+  assert.deepEqual([error.code, error.detail, error.retryAfterMs], ["rate_limited", "blocked", undefined]);
+});
+
 test("holds: a hub that stays away is given up in time", async () => {
   const runtime = new SkippedTime();
   const seen: string[] = [];

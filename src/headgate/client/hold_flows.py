@@ -35,9 +35,10 @@ _log: Final = logging.getLogger("headgate.client")
 class HoldDenied(HeadgateError):
     """A hold was denied, or the program makes too many requests: then no account is named."""
 
-    def __init__(self, detail: str, retry_after_ms: int, bound: Bound | None = None) -> None:
+    def __init__(self, detail: str, retry_after_ms: int | None, bound: Bound | None = None) -> None:
         self.detail: Final = detail
         self.retry_after_ms: Final = retry_after_ms
+        """Milliseconds until a retry can pass; None if no wait would help."""
         self.bound: Final = bound
         """The account, resource and tool that decided."""
         super().__init__(f"rate limited: {detail}")
@@ -110,7 +111,8 @@ class HoldClientFlows:
                 return _answer(response)
             else:
                 error = _error(response, self.agent or "this agent", hold_id)
-                again = response.status_code in _AGAIN or (isinstance(error, HoldDenied) and error.bound is None)
+                own = isinstance(error, HoldDenied) and error.bound is None and error.retry_after_ms is not None
+                again = own or response.status_code in _AGAIN
                 if not again:
                     raise error
                 asked = (parse_retry_after(response.headers.get("retry-after", "")) or 0) * _SECOND
@@ -192,8 +194,12 @@ def _error(response: "httpx.Response", agent: str, hold_id: str) -> Exception:
     detail = str(found.get("detail", ""))[:_LONGEST_REASON]
     if code == "rate_limited" and response.status_code == 429:
         wait = found.get("retry_after_ms")
+        if found.get("no_wait_helps") is True:
+            wait = None
+        elif not isinstance(wait, int):
+            wait = 1000
         bound = Bound(*[str(found.get(name, "")) for name in Bound._fields]) if found.get("account") else None
-        return HoldDenied(detail, wait if isinstance(wait, int) else 1000, bound)
+        return HoldDenied(detail, wait, bound)
     if response.status_code in _AGAIN:
         return HubUnavailable(f"{code}: {detail}")
     if response.status_code == 404 and code == "unknown_hold":

@@ -19,6 +19,7 @@ from headgate.client.pacing import Pace, SentRequest, Tokens
 from headgate.errors import HeadgateError, refuse
 from headgate.flow import Flow, adrive, drive
 from headgate.http import read_headers
+from headgate.http.problem import SHOULD_RETRY
 from headgate.lifecycle import new_lock
 from headgate.limits.clock import Clock, MonotonicClock
 from headgate.limits.decision import ALLOW, DENY, NEVER, Decision
@@ -39,7 +40,6 @@ T = TypeVar("T")
 _REPEATABLE: Final = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"})
 _PORTS: Final = {"http": 80, "https": 443}
 _MOST_ORIGINS: Final = 1000
-_SHOULD_RETRY: Final = "x-should-retry"  # "false" or "true" in responses to the SDKs of language models
 _MOST_BODY: Final = 65_536  # bytes of a denial that are read,
 _BODY_SECONDS: Final = 5.0  # and for how long
 
@@ -210,7 +210,7 @@ class _ObeyingTransport(Generic[T]):
                 break
         if response is not None:
             if self._retries and "x-stainless-retry-count" in request.headers:
-                response.headers[_SHOULD_RETRY] = "false"  # else the SDK would begin anew
+                response.headers[SHOULD_RETRY] = "false"  # else the SDK would begin anew
             return response
         raise TooLong(
             f"not sent: {queued.origin} allows nothing for {queued.retry_after:.1f} s, and a request waits at most"
@@ -282,7 +282,7 @@ def _may_repeat(request: httpx.Request, response: httpx.Response, library: Any) 
     """Whether a denied request can be repeated without doing anything twice."""
     if not isinstance(request.stream, library.ByteStream):
         return False  # a generator or file has been consumed
-    if response.headers.get(_SHOULD_RETRY) == "false":
+    if response.headers.get(SHOULD_RETRY) == "false":
         return False  # the server knows that no wait helps, as where an account is out of credit
     return response.status_code == 429 or request.method in _REPEATABLE or "idempotency-key" in request.headers
 

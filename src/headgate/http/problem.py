@@ -13,6 +13,8 @@ Headers: TypeAlias = list[tuple[str, str]]
 
 PROBLEM_JSON: Final = "application/problem+json"
 _TYPES: Final = "https://iana.org/assignments/http-problem-types#"
+SHOULD_RETRY: Final = "x-should-retry"
+"""The header that tells SDKs, such as those of language models, whether to repeat a request: "true" or "false"."""
 NO_WAIT_HELPS: Final = 60
 """Seconds of the advised wait where none would help under the current limit: an operator may change it."""
 
@@ -30,6 +32,8 @@ class ProblemDetails(NamedTuple):
     """The names of the violated policies."""
     bound: Bound | None = None
     """The account, resource and tool that decided on a hold of accounts."""
+    no_wait_helps: bool = False
+    """Whether the limits, as they are, will never let this request pass. `retry_after_ms` is when to ask again then."""
 
     def encode(self) -> bytes:
         members = {
@@ -44,16 +48,20 @@ class ProblemDetails(NamedTuple):
         }
         if self.bound is not None:
             members |= self.bound._asdict()
+        if self.no_wait_helps:
+            members["no_wait_helps"] = True
         return json.dumps(members, separators=(",", ":")).encode()
 
     @property
     def headers(self) -> Headers:
         """The headers that go with the body in every dialect. A denial is never cached: it holds for now only."""
-        return [
-            ("content-type", PROBLEM_JSON),
-            ("retry-after", str(self.retry_after_ms // 1000)),
-            ("cache-control", "no-store"),
-        ]
+        return [("content-type", PROBLEM_JSON), *self.retry_headers, ("cache-control", "no-store")]
+
+    @property
+    def retry_headers(self) -> Headers:
+        """The headers by which a client knows when to retry, or that it should not."""
+        retry_after = ("retry-after", str(self.retry_after_ms // 1000))
+        return [retry_after, (SHOULD_RETRY, "false")] if self.no_wait_helps else [retry_after]
 
 
 def describe_denial(decision: Decision, tier: str) -> ProblemDetails:
@@ -62,8 +70,7 @@ def describe_denial(decision: Decision, tier: str) -> ProblemDetails:
     The status is 429; or 503 where the store was away or full, which isn't the caller's fault.
     """
     policy = as_printable(tier if decision.bound is None else str(decision.limit))
-    describe = _reduced_capacity if decision.degraded else quota_exceeded
-    return describe(wait_ms(decision), tier, policy)
+    return _describe(wait_ms(decision), advised_wait(decision) is None, decision.degraded, tier, policy)
 
 
 def describe_error(error: RateLimited) -> ProblemDetails:
@@ -72,8 +79,7 @@ def describe_error(error: RateLimited) -> ProblemDetails:
     slots = error.pace.endswith(" in flight") if error.bound is None else error.bound.resource == "slots"
     if wait is not None and slots:
         wait = min(wait, SLOT_WAIT)
-    describe = _reduced_capacity if error.degraded else quota_exceeded
-    problem = describe(round_wait(wait), error.pace, error.pace)
+    problem = _describe(round_wait(wait), wait is None, error.degraded, error.pace, error.pace)
     return problem if error.bound is None else describe_bound(problem, error)
 
 
@@ -101,16 +107,16 @@ def _wait_text(seconds: int) -> str:
     return f"{seconds} s"
 
 
-def quota_exceeded(wait: int, tier: str, policy: str) -> ProblemDetails:
-    """The problem details of a 429. `wait` is in milliseconds, of whole seconds."""
-    detail = f"too many requests; try again in {wait // 1000} s"
-    return ProblemDetails(429, "quota-exceeded", detail, wait, tier, (policy,))
-
-
-def _reduced_capacity(wait: int, tier: str, policy: str) -> ProblemDetails:
-    """The same of a 503."""
-    detail = f"requests can't be counted at the moment; try again in {wait // 1000} s"
-    return ProblemDetails(503, "temporary-reduced-capacity", detail, wait, tier, (policy,))
+def _describe(wait: int, no_wait_helps: bool, degraded: bool, tier: str, policy: str) -> ProblemDetails:
+    """The problem details of a 429; or of a 503, after which a retry always can help. `wait` is of whole seconds."""
+    again = f"try again in {wait // 1000} s"
+    if degraded:
+        detail = f"requests can't be counted at the moment; {again}"
+        return ProblemDetails(503, "temporary-reduced-capacity", detail, wait, tier, (policy,))
+    detail = (
+        "the limit never allows this request, however long it waits" if no_wait_helps else f"too many requests; {again}"
+    )
+    return ProblemDetails(429, "quota-exceeded", detail, wait, tier, (policy,), no_wait_helps=no_wait_helps)
 
 
 def wait_ms(decision: Decision) -> int:
@@ -147,6 +153,7 @@ def read_denial(body: bytes) -> ProblemDetails | None:
         given.get("tier", ""),
         tuple(names) if isinstance(names, list) else (),
         Bound(*[given.get(name, "") for name in Bound._fields]) if "account" in given else None,
+        given.get("no_wait_helps") is True,
     )
     texts = (found.detail, found.tier, *found.policies, *(found.bound or ()))
     valid = is_count(found.status) and is_count(found.retry_after_ms) and all(isinstance(text, str) for text in texts)

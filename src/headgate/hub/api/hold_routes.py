@@ -18,7 +18,7 @@ from headgate.gate.accounts import NO_ACCOUNT, is_within, split_path
 from headgate.gate.policy import check_agent
 from headgate.http import PROBLEM_JSON
 from headgate.http.problem import describe_bound, describe_denial
-from headgate.hub.api.http import ApiResponse, DeniedBody
+from headgate.hub.api.http import ApiResponse, DeniedBody, encode_headers
 from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.errors import BLOCKED_BY_OPERATOR, RequestError
 from headgate.hub.sockets.frames import AMOUNT_PATTERN, HOLD_ID_PATTERN, AgentId
@@ -221,8 +221,7 @@ def _denial(gate: Gate, hold: AccountHold, decision: Decision) -> ApiResponse:
         told = describe_bound(told, hold.denial())
     elif gate.is_blocked(hold.agent):
         told = told._replace(detail=BLOCKED_BY_OPERATOR)
-    headers = [(b"retry-after", dict(told.headers)["retry-after"].encode())]
-    return ApiResponse(told.status, told.encode(), headers, PROBLEM_JSON)
+    return ApiResponse(told.status, told.encode(), encode_headers(told.retry_headers), PROBLEM_JSON)
 
 
 def limit_entry(status: LimitStatus) -> LimitEntry:

@@ -68,6 +68,8 @@ class DeniedBody(msgspec.Struct):
     error: str
     retry_after_ms: int
     tier: str
+    no_wait_helps: bool = False
+    """Given if the limits, as they are, will never let this request pass."""
 
 
 class ApiResponse(msgspec.Struct):
@@ -298,19 +300,22 @@ def error_response(error: Exception, **more: str) -> ApiResponse:
         wait = f"try again in {denial.retry_after_ms // 1000} s"
         if error.by_address and not error.decision.degraded:
             denial = denial._replace(detail=f"{USED_UP}; {wait}", policies=("address",))
-        elif not error.decision.degraded:
+        elif not error.decision.degraded and not denial.no_wait_helps:
             denial = denial._replace(detail=f"too many requests of the tier {error.tier}; {wait}")
         if error.blocked:
             denial = denial._replace(detail=BLOCKED_BY_OPERATOR)
-        retry_after = dict(denial.headers)["retry-after"].encode()
-        headers = [(b"retry-after", retry_after), *error.limit_headers]
+        headers = [*encode_headers(denial.retry_headers), *error.limit_headers]
         return ApiResponse(denial.status, denial.encode(), headers, PROBLEM_JSON)
     known = as_request_error(error)
     headers = [(b"www-authenticate", b"Bearer")] if known.status == 401 else []
     if known.status in (429, 503):
         headers = [(b"retry-after", b"5")]
-    headers += [(name.encode(), value.encode()) for name, value in more.items()]
+    headers += encode_headers(more.items())
     return ApiResponse(known.status, _encoder.encode(ErrorBody(known.error, known.detail)), headers)
+
+
+def encode_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in headers]
 
 
 def _expect(caller: Holder, who: Who) -> None:
