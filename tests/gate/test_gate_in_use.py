@@ -153,7 +153,7 @@ A_STORE = "a store such as MemoryStore(), or a URL such as redis://localhost or 
 
 def test_bad_arguments_of_a_gate_are_refused() -> None:
     attempts: list[tuple[Any, str]] = [
-        ({"policy": "headgate.toml"}, "Gate policy: expected a Policy, got 'headgate.toml'"),
+        ({"policy": "headgate.toml"}, "Gate policy: expected a Policy (Policy.load reads a file), got 'headgate.toml'"),
         ({"store": 5}, f"Gate store: expected {A_STORE}, got 5"),
         ({"remember": 5}, "Gate remember: expected a path, a change log, or None, got 5"),
     ]

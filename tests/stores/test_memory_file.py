@@ -96,6 +96,17 @@ def left(limiter: Limiter, key: str = "a") -> int:
 # Budgets --------------------------------------------------------------------------------------------------------------
 
 
+async def test_the_end_of_a_block_closes_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "limits.db"
+    with MemoryStore(remember=path) as store:
+        Limiter("10 usd in all", store=store).check("a", 4)
+    async with MemoryStore(remember=path) as store:
+        limiter = Limiter("10 usd in all", store=store)
+        assert left(limiter) == 6
+    with pytest.raises(StoreError, match="closed"):
+        limiter.check("a")
+
+
 def test_what_is_used_of_a_budget_survives_a_restart(restarts: Restarts) -> None:
     limiter = restarts.limiter("100 tokens/calendar day")
     limiter.check("a", 30)

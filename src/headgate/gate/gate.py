@@ -48,7 +48,7 @@ class Gate(GateAccounts, Closable):
     ) -> None:
         rules = Policy() if policy is None else policy
         if not isinstance(rules, Policy):
-            refuse("Gate policy", "a Policy", rules)
+            refuse("Gate policy", "a Policy (Policy.load reads a file)", rules)
         opened = open_store(
             "Gate store", store, on_failure=rules.on_failure, timeout=rules.store_timeout, nodes=rules.nodes
         )

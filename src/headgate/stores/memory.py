@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from os import PathLike
-from typing import Final, SupportsIndex
+from types import TracebackType
+from typing import Final, Self, SupportsIndex
 
 from headgate._native import i64
 from headgate.errors import refuse
@@ -342,6 +343,22 @@ class MemoryStore(Tables):
             self._remembered.file.close()
 
     async def aclose(self) -> None:
+        self.close()
+
+    # A compiled class can't inherit these of `Closable`.
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         self.close()
 
 
