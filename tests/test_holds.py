@@ -421,9 +421,9 @@ def test_holds_are_listed(clock: ManualClock) -> None:
     clock.advance(20)
     found = limiter.list_holds("a")
     assert found == [
-        HoldSummary("done", "settled", Decimal(4), 0.0),
-        HoldSummary("short", "expired", Decimal(2), 0.0),
         HoldSummary("long", "open", Decimal(1), 40.0),
+        HoldSummary("short", "expired", Decimal(2), 0.0),
+        HoldSummary("done", "settled", Decimal(4), 0.0),
     ]
     assert len(limiter.list_holds("a", 2)) == 2
     clock.advance(86_400 + 40)

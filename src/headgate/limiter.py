@@ -231,9 +231,9 @@ class Limiter(LimiterChecks, Closable):
         return found_hold(self._holds, asks, name, answer, called, Hold)
 
     def list_holds(self, key: str, count: int = 100) -> list[HoldSummary]:
-        """Holds of a key that are open or expired, those that end first at the front.
+        """Holds of a key that are open, then those that have expired, each by their ends.
 
-        In memory there are settled ones, too, if somebody gave or asked for their id.
+        In memory there are settled ones at the end, if somebody gave or asked for their id.
         """
         found = self._holds.hold_store.list_holds(self._name, key_of(key), whole("count", count))
         return [summarize(one, self._decimals) for one in found]

@@ -472,6 +472,17 @@ def test_f1_an_account_tells_limit_spent_held_and_left(gate: Gate) -> None:
     assert [(str(one.held), str(one.left)) for one in slots] == [("1", "1")]
 
 
+def test_f1_what_is_held_is_told_beside_many_holds_that_have_ended(gate: Gate, clock: ManualClock) -> None:
+    for number in range(10):
+        gate.hold("planner", {"tokens": 0}, hold_id=f"expired-{number}", lease=1)
+        clock.advance(1)
+    for number in range(1000):
+        gate.hold("planner", {"tokens": 0}, hold_id=f"settled-{number}").settle()
+    hold = gate.hold("planner", {"usd": 2}, lease=600)
+    assert [str(one.held) for one in gate.account("acme/search").limits if one.resource == "usd"] == ["2.000000"]
+    assert [one.id for one in gate.list_holds("acme", 1)] == [hold.id]
+
+
 def test_f1_usage_adds_up_by_day_agent_tool_and_resource(gate: Gate, clock: ManualClock) -> None:
     late = gate.hold("planner", {"usd": 1, "tokens": 100}, tool="web")
     gate.hold("writer", {"usd": "0.25"}).settle()

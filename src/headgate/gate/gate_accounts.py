@@ -137,7 +137,7 @@ class GateAccounts(GateHolds):
         ]
 
     def list_holds(self, path: str, count: int = 100) -> list[AccountHoldSummary]:
-        """Open and expired holds of an account and everything below it, those that end first at the front."""
+        """Holds of an account and everything below it: the open ones, then the expired ones, each by their ends."""
         found, root, most = self._check_listing(path, count)
         return _summaries(root, self._account_store.list_holds(HOLDS, root, _LISTED), found, most)
 

@@ -392,19 +392,20 @@ def an_id_can_be_used_again_when_its_hold_is_forgotten(make: MakeStore) -> None:
     expect("left", harness.left(), 4)
 
 
-def holds_are_listed_by_their_ends(make: MakeStore) -> None:
+def open_holds_are_listed_first(make: MakeStore) -> None:
     harness = HoldHarness(make, AllOf([per_day(100), Slots(10)]))
     for hold_id, lease in (("c", 30), ("a", 10), ("d", 40), ("b", 20)):
         harness.hold(1, hold_id, lease)
     harness.clock.advance(10)
     harness.settle(2, "d")
     listed = [
-        ListedHold("a", "expired", (1,), 0),
         ListedHold("b", "open", (1,), 10 * SECOND),
         ListedHold("c", "open", (1,), 20 * SECOND),
+        ListedHold("a", "expired", (1,), 0),
     ]
     expect("listed", unsettled(harness.holds.list_holds("", "key", 10)), listed)
-    expect("two", len(harness.holds.list_holds("", "key", 2)), 2)
+    for count in (1, 2, 3):
+        expect(f"the first {count}", harness.holds.list_holds("", "key", count), listed[:count])
     expect("of another key", harness.holds.list_holds("", "other", 10), [])
 
 
@@ -468,7 +469,7 @@ HOLD_CASES: Final[tuple[Case, ...]] = (
     a_hold_that_has_ended_is_not_extended,
     unknown_holds_are_refused,
     an_id_can_be_used_again_when_its_hold_is_forgotten,
-    holds_are_listed_by_their_ends,
+    open_holds_are_listed_first,
     asks_to_hold_name_each_key_once,
     a_lease_that_is_extended_takes_a_slot_that_was_forgotten,
     forgetting_a_key_forgets_its_holds,

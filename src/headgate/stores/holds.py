@@ -85,9 +85,9 @@ class HoldStore(Store, Protocol):
         """What has become of a hold."""
 
     def list_holds(self, name: str, key: str, count: int) -> list[ListedHold]:
-        """Up to `count` holds of a key that are open, or have expired; those that end first come first.
+        """Up to `count` holds of a key that are open, and after them those that have expired, each by their ends.
 
-        A store may also list those that were settled or cancelled, as long as it remembers them.
+        A store may also list those that were settled or cancelled, as long as it remembers them, after all others.
         """
 
     async def ahold(self, asks: Sequence[Ask], low: int, terms: HoldTerms) -> HoldAnswer: ...

@@ -324,8 +324,8 @@ class MemoryHolds:
         now = self._begin()
         self._index()
         found = [held for held in self._of_key(name, key) if held.end + held.kept > now]
-        first = heapq.nsmallest(count, [(held.end, i, held) for i, held in enumerate(found)])
-        return [held.listed(now) for _, _, held in first]
+        ordered = [(held.status != OPEN, held.end <= now, held.end, i, held) for i, held in enumerate(found)]
+        return [row[-1].listed(now) for row in heapq.nsmallest(count, ordered)]
 
     def read_hold(self, name: str, key: str, hold_id: str) -> ListedHold | None:
         now = self._begin()

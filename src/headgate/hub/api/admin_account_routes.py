@@ -140,7 +140,7 @@ class AgentAccount(Struct):
 
 class AccountHolds(Struct):
     holds: list[HoldEntry]
-    """Those that end first at the front."""
+    """The open ones, then the expired ones, each by their ends."""
     more: bool
 
 

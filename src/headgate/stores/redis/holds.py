@@ -239,20 +239,28 @@ class RedisHolds:
         root = self.keys.root(key)
         now = yield TimeRequest(root + open_ending(name))
         found: list[tuple[str, HoldRecord]] = []
-        for ending in (slots_ending(name), open_ending(name)):
+        for span in ((f"({now}", "+inf"), ("-inf", now)):  # open, expired
             listed: list[tuple[str, HoldRecord]] = []
-            start, page = 0, [b""]
-            while page and len(listed) < count:
-                page = yield ("ZRANGE", root + ending, start, start + _PAGE - 1)
-                ids = [hold_id for one in page if (hold_id := _decoded(one)) is not None]
-                if ids:
-                    records = yield ("MGET", *[root + hold_ending(name, one) for one in ids])
-                    known = [(one, read_record(stored, now)) for one, stored in zip(ids, records, strict=True)]
-                    listed += [(one, record) for one, record in known if record is not None and record.state == OPEN]
-                start += _PAGE
-            found += listed[:count]
-        found.sort(key=lambda one: one[1].finish)
-        return (yield from self._with_shapes(root, found[:count], now))
+            for ending in (slots_ending(name), open_ending(name)):
+                listed += yield from self._list_span(name, root, ending, span, count - len(found), now)
+            found += sorted(listed, key=lambda one: one[1].finish)[: count - len(found)]
+        return (yield from self._with_shapes(root, found, now))
+
+    def _list_span(
+        self, name: str, root: bytes, ending: bytes, span: tuple[str | int, str | int], count: int, now: int
+    ) -> Flow[Step, list[tuple[str, HoldRecord]]]:
+        """Up to `count` holds of a sorted set whose leases end within a span."""
+        found: list[tuple[str, HoldRecord]] = []
+        start, page = 0, [b""]
+        while page and len(found) < count:
+            page = yield ("ZRANGEBYSCORE", root + ending, *span, "LIMIT", start, _PAGE)
+            ids = [hold_id for one in page if (hold_id := _decoded(one)) is not None]
+            if ids:
+                records = yield ("MGET", *[root + hold_ending(name, one) for one in ids])
+                known = [(one, read_record(stored, now)) for one, stored in zip(ids, records, strict=True)]
+                found += [(one, record) for one, record in known if record is not None and record.state == OPEN]
+            start += _PAGE
+        return found[:count]
 
     def _with_shapes(self, root: bytes, found: list[tuple[str, HoldRecord]], now: int) -> Flow[Step, list[ListedHold]]:
         digests = sorted({record.digest for _, record in found if record.digest})
