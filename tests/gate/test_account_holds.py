@@ -95,6 +95,38 @@ def test_f1_a_budget_that_is_changed_without_its_time_zone_keeps_what_is_spent(s
     assert spent(gate, "acme") == "0 of 20 usd/calendar month"
 
 
+def test_f1_a_budget_that_was_changed_or_is_of_a_plan_keeps_its_time_zone_too(store: Store) -> None:
+    plans = {"pro": {"usd": "40/calendar day in Asia/Tokyo"}, "max": {"usd": "90/calendar day in Asia/Tokyo"}}
+    agents = {"planner": {"account": "acme/search", "plan": "pro"}, "cook": {"account": "acme/ops"}}
+    gate = gate_on(store, accounts={"plans": plans}, agents=agents)
+    gate.set_account_limit("acme", "usd", "10/calendar month in Europe/Berlin")
+    gate.set_agent_plan("cook", "max")
+    for agent in ("planner", "cook"):
+        gate.hold(agent, {"usd": "4"}).settle()
+    gate.set_account_limit("acme", "usd", "20/calendar month")
+    assert spent(gate, "acme") == "8 of 20 usd/calendar month in Europe/Berlin"
+    for path in ("acme/search/planner", "acme/ops/cook"):
+        gate.set_account_limit(path, "usd", "50/calendar day")
+        assert spent(gate, path) == "4 of 50 usd/calendar day in Asia/Tokyo"
+
+
+def test_f1_an_agent_that_a_new_policy_moves_keeps_its_holds(store: Store) -> None:
+    accounts = {"at": {"acme": {"usd": "10 in all"}, "beta": {"usd": "10 in all"}}}
+
+    def policy(**agents: str) -> Policy:
+        return Policy(accounts=accounts, agents={agent: {"account": path} for agent, path in agents.items()})
+
+    gate = Gate(policy(planner="acme"), store=store)
+    for agent in ("planner", "cook"):
+        assert gate.hold(agent, {"usd": 2}, hold_id="job")
+    gate.reload(policy(planner="beta", cook="beta"))
+    assert gate.hold("planner", {"usd": 2}, hold_id="job").account == "acme/-/planner"
+    assert [gate.find_hold(agent, "job").account for agent in ("planner", "cook")] == ["acme/-/planner", "-/-/cook"]
+    gate.reload(policy())
+    gate.find_hold("planner", "job").settle({"usd": 1})
+    assert (spent(gate, "acme"), spent(gate, "beta")) == ("1 of 10 usd in all", "0 of 10 usd in all")
+
+
 @pytest.mark.parametrize("settled", [False, True])
 @pytest.mark.parametrize(
     ("resource", "limit"),

@@ -234,10 +234,11 @@ def test_f1_changes_of_accounts_survive_compaction_and_another_policy() -> None:
         gate.set_account_limit("acme/search", "usd", f"{amount}/calendar day")
         gate.set_account_limit("acme/search", "requests", f"{amount}/minute", tool="web")
         gate.set_agent_account("planner", f"org-{amount}")
+        gate.set_agent_account("cook", "acme" if amount % 2 else "beta")
     edits = [edit for change in gate.history() for edit in change.edits]
     kept = condense(gate.policy, edits)
-    assert len(kept) == 3
-    assert effective(gate.policy, kept).accounts == gate.effective.accounts
+    assert len(kept) == 9, "two limits, the last five accounts of one agent, and both of the other"
+    assert effective(gate.policy, kept) == gate.effective
     other = effective(
         Policy(accounts={"levels": ["agent", "session"]}), edits
     )  # its paths are others': no effect there

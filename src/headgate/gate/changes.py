@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Final
 
 from headgate.errors import InvalidInput, refuse
-from headgate.gate.accounts import SLOTS, Accounts, LimitKey, level_of, parse_account_limit
+from headgate.gate.accounts import SLOTS, AccountLimit, Accounts, LimitKey, level_of, parse_account_limit, split_path
 from headgate.gate.immutable_map import ImmutableMap
 from headgate.gate.policy import ChannelTier, Policy, check_agent
 from headgate.limits.budget import Budget
@@ -153,13 +153,13 @@ def _edit(kind: str, agent: str, channel: object, tier: object, value: str | Non
     return Edit(kind, agent, channel or "", tier or "", value)
 
 
-def validated(edit: object, policy: Policy, now: float) -> Edit:
+def validated(edit: object, policy: Policy, before: "Effective", now: float) -> Edit:
     """An edit as the functions above make it, for a channel and tier of the policy; anything else is refused.
 
-    `now` is the time of day: a block ends later.
+    A budget that names no time zone gets that of the one in effect before. `now` is the time of day: a block ends later.
     """
     if isinstance(edit, Edit) and edit.kind in ACCOUNT_KINDS:
-        return _validated_account_edit(edit, policy.accounts)
+        return _validated_account_edit(edit, policy.accounts, before)
     if not isinstance(edit, Edit) or edit.kind not in KINDS or edit.generation:
         refuse("edit", "an edit made by a function of headgate.gate.changes, such as override or block", edit)
     if edit.channel not in ("", *policy.channels):
@@ -194,7 +194,7 @@ def validated(edit: object, policy: Policy, now: float) -> Edit:
     return made
 
 
-def _validated_account_edit(edit: Edit, accounts: Accounts) -> Edit:
+def _validated_account_edit(edit: Edit, accounts: Accounts, before: "Effective") -> Edit:
     if edit.channel or edit.generation:
         refuse("edit", "an edit made by a function of headgate.gate.changes, such as account_limit", edit)
     if edit.kind == "level_limit":
@@ -214,21 +214,21 @@ def _validated_account_edit(edit: Edit, accounts: Accounts) -> Edit:
         refuse("resource", "another one than slots, which have no tool", resource)
     if edit.value is None:
         return edit
-    unnamed = _zone_before(edit, (resource, tool), accounts)
+    unnamed = _zone_before(edit, (resource, tool), before)
     limit = parse_account_limit("limit", resource, edit.value, accounts.units, accounts.zone, unnamed)
     return replace(edit, value=limit.text)
 
 
-def _zone_before(edit: Edit, key: LimitKey, accounts: Accounts) -> str:
+def _zone_before(edit: Edit, key: LimitKey, before: "Effective") -> str:
     """The time zone of the budget that a limit replaces, "" if there is none: what is spent stays in its periods."""
     if edit.kind == "level_limit":
-        limits = accounts.defaults.get(edit.agent, {})
+        limits = before.accounts.defaults.get(edit.agent, {})
     elif edit.kind == "plan_limit":
-        limits = accounts.plans.get(edit.agent, {})
+        limits = before.accounts.plans.get(edit.agent, {})
     else:
-        limits = accounts.limits_of(edit.agent)
-    before = limits.get(key)
-    zones = {part.zone for part in before.parts if isinstance(part, Budget) and part.period} if before else set()
+        limits = before.account_limits(edit.agent)
+    replaced = limits.get(key)
+    zones = {part.zone for part in replaced.parts if isinstance(part, Budget) and part.period} if replaced else set()
     return zones.pop() if len(zones) == 1 else ""
 
 
@@ -323,6 +323,22 @@ class Effective:
         """All limits of an agent: `UNLIMITED` if it is exempt."""
         rules = self.rules_of(agent)
         return dict.fromkeys(self.limits, UNLIMITED) if rules.exempt else {**self.limits, **rules.overrides}
+
+    def account_limits(self, path: str) -> dict[LimitKey, AccountLimit]:
+        """The limits of an account, or of an agent, with its plan."""
+        of_agent = level_of(path) == self.accounts.agent_level
+        return self.accounts.limits_of(path, self.rules_of(split_path(path)[-1]).plan if of_agent else "")
+
+    def with_former(self, before: "Effective") -> "Effective":
+        """These rules, with the accounts that agents had before and don't have now: there may be holds of them."""
+        changed: dict[str, AgentRules | None] = {}
+        for agent in {name for rules in (before, self) for name, _ in rules.agents.items()}:
+            old, new = before.rules_of(agent), self.rules_of(agent)
+            accounts = dict.fromkeys([*new.former, *([] if old.account == new.account else [old.account]), *old.former])
+            former = tuple([account for account in accounts if account != new.account][:_FORMER])
+            if former != new.former:
+                changed[agent] = replace(new, former=former)
+        return replace(self, agents=self.agents.update(changed)) if changed else self
 
 
 def effective(policy: Policy, edits: Iterable[Edit] = ()) -> Effective:
@@ -455,7 +471,9 @@ def condense(policy: Policy, edits: Sequence[Edit], now: float = 0.0) -> list[Ed
     for place, edit in enumerate(ordered):
         unknown = edit.tier if edit.kind == "default" and edit.tier not in policy.tiers else ""
         earlier = kept.pop((edit.kind, edit.agent, unknown), [])  # the newest goes last
-        if not unknown:
+        if edit.kind == "account":  # the accounts that an agent has left are looked for its holds
+            earlier = [other for other in earlier if ordered[other].value != edit.value][-_FORMER:]
+        elif not unknown:
             earlier = [other for other in earlier if not _covers(edit, ordered[other])]
         earlier.append(place)
         kept[edit.kind, edit.agent, unknown] = earlier

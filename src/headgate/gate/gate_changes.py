@@ -82,8 +82,9 @@ class GateChanges(GateChecks):
         """
         if not isinstance(edits, Iterable):
             refuse("change", "edits, such as [override('planner', 'heavy', '20/minute')]", edits)
-        policy, now = self._lookup.policy, self._store.clock.wall()
-        change = Change(tuple([changes.validated(edit, policy, now) for edit in edits]), _author(by))
+        lookup, now = self._lookup, self._store.clock.wall()
+        made = [changes.validated(edit, lookup.policy, lookup.effective, now) for edit in edits]
+        change = Change(tuple(made), _author(by))
         if not change.edits:
             return
         try:
@@ -240,7 +241,7 @@ class GateChanges(GateChecks):
         author = _author(by)
         with self._change_lock:
             before, page, position = self._lookup, self._log.read(), self._position
-            after = Lookup(policy, effective(policy, page.edits()), self._store, before)
+            after = Lookup(policy, effective(policy, page.edits()).with_former(before.effective), self._store, before)
             if not self._counts_shared:
                 self._drop_changed(before, after)
             self._lookup, self._position, self._logged = after, page.position, len(page.changes)
@@ -296,7 +297,7 @@ class GateChanges(GateChecks):
             self._lookup = lookup
             self._logged += len(page.changes)
         else:
-            current = effective(before.policy, page.edits())
+            current = effective(before.policy, page.edits()).with_former(before.effective)
             if current != before.effective:
                 lookup = Lookup(before.policy, current, self._store, before)
                 if not self._counts_shared:

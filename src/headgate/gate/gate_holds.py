@@ -283,9 +283,8 @@ class GateHolds(GateChanges):
 
     def _limits_now(self, hold: AccountHold, row: LimitRow) -> tuple[Limit, ...]:
         """The limits that are in force where a hold has one."""
-        effective, path = self._lookup.effective, row.path or f"{hold.account}/{NO_ACCOUNT}"
-        plan = effective.rules_of(hold.agent).plan if path == hold.account else ""
-        limit = effective.accounts.limits_of(path, plan).get((hold.bound_of(row).resource, row.tool))
+        limits = self._lookup.effective.account_limits(row.path or f"{hold.account}/{NO_ACCOUNT}")
+        limit = limits.get((hold.bound_of(row).resource, row.tool))
         return () if limit is None else limit.parts
 
     def _asks_now(self, hold: AccountHold, asks: tuple[Ask, ...]) -> tuple[Ask, ...]:
