@@ -94,7 +94,7 @@ async def expire(hold: "Hold") -> None:
         hold._extended(hold._called, await hold._store.aextend(*hold._arguments(), None, 0))
     except UnknownHold:
         raise
-    except HoldError:  # its lease has ended before
+    except HoldError:  # its lease has ended before, or it was settled elsewhere
         hold._lost = True
     hold._owner.freed(hold.key)
 

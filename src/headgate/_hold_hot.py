@@ -126,7 +126,7 @@ class Hold:
 
     @property
     def lost(self) -> bool:
-        """Whether its lease has ended, or it was forgotten, while it was in use."""
+        """Whether its lease has ended, or it was settled elsewhere or forgotten, while it was in use."""
         return self._lost or self.state == EXPIRED
 
     @property
@@ -191,7 +191,7 @@ class Hold:
             self._extended(self._called, self._store.extend(asks, low, hold_id, None, 0))
         except UnknownHold:
             raise
-        except HoldError:  # its lease has ended before
+        except HoldError:  # its lease has ended before, or it was settled elsewhere
             self._lost = True
         self._owner.freed(self.key)
 

@@ -19,7 +19,7 @@ def add(commands: Commands) -> None:
         verbs,
         "list",
         "list the open holds of an account",
-        "List the holds of an account and everything below it: the open ones, then the expired ones, each by their ends.",
+        "List the holds of an account and everything below it: the open ones, then the expired ones, by their ends.",
         "headgate holds list acme",
         "headgate holds list acme/search/planner --limit 10",
     )

@@ -88,7 +88,7 @@ def id_start(agent: str) -> str:
     return f"{join_path([agent])}/"
 
 
-class SessionHolds:
+class AccountHoldOwner:
     """The `HoldOwner` of the holds of an agent and one session of it, or none."""
 
     def __init__(self, template: HoldTemplate, session: str) -> None:
@@ -131,7 +131,7 @@ class AccountHold(Hold):
 
     def __init__(
         self,
-        owner: SessionHolds,
+        owner: AccountHoldOwner,
         asks: tuple[Ask, ...],
         hold_id: str,
         lease: int,
@@ -268,7 +268,7 @@ class AccountAttempt(HoldAttempt[AccountHold]):
     """One attempt at a hold of an agent."""
 
     def __init__(
-        self, owner: SessionHolds, asks: tuple[Ask, ...], terms: HoldTerms, max_age: object, own_id: bool
+        self, owner: AccountHoldOwner, asks: tuple[Ask, ...], terms: HoldTerms, max_age: object, own_id: bool
     ) -> None:
         super().__init__(owner, asks, terms, max_age, own_id=own_id, make=AccountHold)
         self.template: Final = owner.template

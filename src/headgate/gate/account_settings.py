@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from headgate._hold_hot import LONGEST_LEASE
 from headgate.errors import refuse
 from headgate.gate.accounts import (
     LEVELS,
@@ -32,7 +33,7 @@ _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _UNIT: Final = re.compile(r"[a-z][a-z_]{0,30}", re.ASCII)
 _RESERVED: Final = ("tools", "plan")  # in the table of an account, beside resources
 _MAX_NAMES: Final = 256  # of tools, and of plans
-_LONGEST: Final = 7 * 86_400  # seconds that a lease can last
+_LONGEST: Final = LONGEST_LEASE // 1_000_000  # seconds
 
 
 def read_accounts(reader: SettingsReader, given: Mapping[str, Any]) -> Accounts:

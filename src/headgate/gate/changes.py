@@ -156,7 +156,7 @@ def _edit(kind: str, agent: str, channel: object, tier: object, value: str | Non
 def validated(edit: object, policy: Policy, before: "Effective", now: float) -> Edit:
     """An edit as the functions above make it, for a channel and tier of the policy; anything else is refused.
 
-    A budget that names no time zone gets that of the one in effect before. `now` is the time of day: a block ends later.
+    A budget that names no time zone gets that of the one before. `now` is the time of day: a block ends later.
     """
     if isinstance(edit, Edit) and edit.kind in ACCOUNT_KINDS:
         return _validated_account_edit(edit, policy.accounts, before)

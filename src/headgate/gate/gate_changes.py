@@ -77,8 +77,9 @@ class GateChanges(GateChecks):
         """Make several edits as one change: all of them take effect at the same moment, or none does.
 
         `headgate.gate.changes` makes edits: `override`, `no_override`, `exemption`, `default`, `no_default`,
-        `session_limit`, `block`, `no_block`, `role`. They apply from the next check on, in open sessions too, and are
-        one record in the history.
+        `session_limit`, `block`, `no_block`, `role`, and those of accounts: `agent_account`, `agent_plan`,
+        `account_plan`, `account_limit`, `level_limit`, `plan_limit`. They apply from the next check on, in open
+        sessions too, and are one record in the history.
         """
         if not isinstance(edits, Iterable):
             refuse("change", "edits, such as [override('planner', 'heavy', '20/minute')]", edits)

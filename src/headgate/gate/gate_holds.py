@@ -18,9 +18,9 @@ from headgate.gate.account_asks import (
 from headgate.gate.account_holds import (
     AccountAttempt,
     AccountHold,
+    AccountHoldOwner,
     HoldContext,
     HoldTemplate,
-    SessionHolds,
     alert_share,
     check_lease,
     id_start,
@@ -64,7 +64,7 @@ class StoreCall(NamedTuple):
 
 
 class GateHolds(GateChanges):
-    """Holds, accounts and what they have used."""
+    """The holds of a gate, and the alerts that they raise."""
 
     def __init__(self, *arguments: Any) -> None:
         self._hold_queues: Final = WaitQueues()
@@ -154,7 +154,7 @@ class GateHolds(GateChanges):
             check_lease(lease_of(lease), lease, accounts.max_lease)
         store_id = template.id_start + (HOLD_IDS.new() if hold_id is None else check_id(hold_id))
         note, shape, most = template.asks.note(owner.session), template.asks.text, accounts.max_open_holds
-        terms = read_terms(store_id, lease, "keep", keep, note, shape, most, template.offence is None)
+        terms = read_terms(store_id, lease, "keep", keep, note, shape, most, forced=template.mode != "enforced")
         asks = template.asks.asks(taken, owner.session)
         return AccountAttempt(owner, asks, terms, max_age, hold_id is None)
 
@@ -214,7 +214,7 @@ class GateHolds(GateChanges):
 
     def _hold_owner(
         self, agent: object, costs: object, session: object, tool: object
-    ) -> tuple[SessionHolds, Sequence[int]]:
+    ) -> tuple[AccountHoldOwner, Sequence[int]]:
         """What makes a hold, and its costs by resource."""
         if not isinstance(costs, Mapping):
             refuse("costs", 'costs by resource, such as {"tokens": 1200, "usd": "0.03"}', costs)
@@ -230,7 +230,7 @@ class GateHolds(GateChanges):
             template = self._make_template(lookup, agent, tool, bool(of_session), costs)
             if named:
                 found[key] = template
-        return SessionHolds(template, of_session), template.asks.costs_of(costs)
+        return AccountHoldOwner(template, of_session), template.asks.costs_of(costs)
 
     def _make_template(
         self, lookup: Lookup, agent: object, tool: object, sessions: bool, costs: Iterable[object]
@@ -345,7 +345,7 @@ class GateHolds(GateChanges):
                 answer: HoldAnswer = yield StoreCall(
                     store.find_hold, store.afind_hold, (made, self._lookup.low, store_id)
                 )
-                owner = SessionHolds(template, session)
+                owner = AccountHoldOwner(template, session)
                 return found_hold(owner, made, store_id, answer, called, make=AccountHold)
         raise UnknownHold(name, str(hold_id))
 

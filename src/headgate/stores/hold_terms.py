@@ -125,7 +125,7 @@ class HoldAnswer:
         return hash(self._fields())
 
     def __reduce__(self) -> tuple[object, ...]:
-        return HoldAnswer, self._fields()
+        return HoldAnswer, (*self._fields(), self.repeated)
 
     def __repr__(self) -> str:
         return f"HoldAnswer{self._fields()!r}"

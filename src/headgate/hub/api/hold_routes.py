@@ -250,12 +250,6 @@ def _agent(call: Call, given: str | None) -> str:
     return check_agent(given)
 
 
-def _check_lease(gate: Gate, lease: float | None) -> None:
-    most = gate.effective.accounts.max_lease
-    if lease is not None and lease > most:
-        refuse("lease", f"at most {most:g} seconds (accounts.max_lease)", lease)
-
-
 async def _hold(call: Call, gate: Gate) -> HoldDetail | ApiResponse:
     body: NewHold = call.body
     agent, costs = _agent(call, body.agent), read_costs(body.costs)
@@ -291,7 +285,6 @@ async def _extend(call: Call, gate: Gate) -> HoldDetail | ApiResponse:
     body: Extension = call.body
     if body.costs is not None and body.total is not None:
         refuse("body", "costs to be added, or the total", "both")
-    _check_lease(gate, body.lease)
     more = None if body.costs is None else read_costs(body.costs)
     total = None if body.total is None else read_costs(body.total)
     hold = await _find(call, gate)

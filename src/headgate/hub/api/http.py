@@ -190,8 +190,8 @@ class Api:
             given_body = await self._body(scope["headers"], receive)
             body = _decoded(given_body if given_body or route.body_required else b"{}", route.body)
         if caller is not ANONYMOUS:  # the body may have taken half a minute
-            renewed = revocations != self._registry.revocations
-            caller = await self._authenticate_again(caller, route, renewed, address)
+            revoked_meanwhile = revocations != self._registry.revocations
+            caller = await self._authenticate_again(caller, route, revoked_meanwhile, address)
         by = f"{caller.name or caller.role} at {address}" if caller.role else caller.agent
         call = Call(caller=caller, by=by, parts=parts, query=query, body=body)
         answer = await route.handler(call)
@@ -223,12 +223,12 @@ class Api:
             raise RequestDenied(found, self._gate.tier_of("http", action), by_address=True)
         raise RequestError(401, "unauthorized", _UNKNOWN_CALLER)
 
-    async def _authenticate_again(self, caller: Holder, route: Route, renewed: bool, address: str) -> Holder:
+    async def _authenticate_again(self, caller: Holder, route: Route, revoked_meanwhile: bool, address: str) -> Holder:
         """A caller with its present role, unless that or its token has become invalid since it was admitted.
 
-        `renewed`: agents' tokens have become invalid. An agent that was blocked is denied.
+        `revoked_meanwhile`: agents' tokens have become invalid. An agent that was blocked is denied.
         """
-        revoked = renewed and caller.agent and await self._registry.owner(caller.token) != caller.agent
+        revoked = revoked_meanwhile and caller.agent and await self._registry.owner(caller.token) != caller.agent
         present = self._operators.present(caller)  # after the wait
         if revoked or present is None:
             raise RequestError(401, "unauthorized", _UNKNOWN_CALLER)

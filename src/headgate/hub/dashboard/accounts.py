@@ -13,6 +13,7 @@ from typing import Final
 
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headgate.errors import HeadgateError, InvalidInput
 from headgate.events import Event, HoldChecked
@@ -102,22 +103,17 @@ def _card(status: AccountStatus, wall: float, before: AccountCard | None) -> Acc
 
 def _same(one: AccountCard, other: AccountCard) -> bool:
     """Whether two cards show the same: moments are computed anew each time, and off by fractions of a second."""
-    if one == other:
-        return True
-    if (one.path, one.level, one.plan, len(one.limits)) != (other.path, other.level, other.plan, len(other.limits)):
-        return False
-    return all(
+    return _without_moments(one) == _without_moments(other) and all(
         [
-            _without_moment(mine) == _without_moment(theirs)
-            and (mine.resets_at is None) == (theirs.resets_at is None)
+            (mine.resets_at is None) == (theirs.resets_at is None)
             and abs((mine.resets_at or 0) - (theirs.resets_at or 0)) < _SAME_MOMENT
             for mine, theirs in zip(one.limits, other.limits, strict=True)
         ]
     )
 
 
-def _without_moment(limit: LimitCard) -> tuple[object, ...]:
-    return (limit.account, limit.resource, limit.tool, limit.limit, limit.spent, limit.held, limit.left)
+def _without_moments(card: AccountCard) -> AccountCard:
+    return replace(card, limits=[replace(one, resets_at=None) for one in card.limits])
 
 
 class AccountReader:

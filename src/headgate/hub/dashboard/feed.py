@@ -412,7 +412,7 @@ class DashboardFeed:
 
     def _encode_for_all(self, update: Update) -> dict[str, list[str]]:
         """The frames of an update, for each kind of dashboard that is open."""
-        reduced = {"accounts": lambda one: one, "role": _without_accounts, "public": _for_everybody}
+        reduced = {"accounts": lambda one: one, "role": _without_accounts, "public": _public_update}
         kinds = {_kind(holder) for holder in self._identified.values()}
         return {kind: self._encode_update(reduced[kind](update)) for kind in kinds}
 
@@ -526,7 +526,7 @@ def _without_accounts(update: Update) -> Update:
     )
 
 
-def _for_everybody(given: Update) -> Update:
+def _public_update(given: Update) -> Update:
     """An update without what a dashboard without a token may not see."""
     update = _without_accounts(given)
     return replace(

@@ -31,7 +31,12 @@ from headgate.stores.redis.protocol import Request, counted_names, field_of
 
 _STATES: Final[tuple[HoldState, ...]] = (DENIED, OPEN, SETTLED, CANCELLED, EXPIRED)
 
-_DENIED: Final = 0
+_HOLD: Final = b"h"  # verbs of lua/holds.lua
+_SETTLE: Final = b"t"
+_EXTEND: Final = b"x"
+_FIND: Final = b"q"
+
+_DENIED: Final = 0  # statuses in its answers
 _HELD: Final = 1
 _UNKNOWN: Final = 2
 _OTHER_COSTS: Final = 3
@@ -67,7 +72,8 @@ class HoldRequest(Request[HoldAnswer]):
         terms: HoldTerms | None = None,
         simple: bool = False,
     ) -> None:
-        """`rest` are the numbers that the verb adds; `terms` are those of a new hold."""
+        """`rest`: whether costs are given, a flag of the verb, the lease, for how long the hold is remembered, and
+        whether its costs come back. `terms` are those of a new hold."""
         plan = keys.plan(asks)
         self._plan: Final = plan
         self._verb: Final = verb
@@ -158,12 +164,7 @@ class HoldRequest(Request[HoldAnswer]):
             texts = pack("<H", len(own_id)) + own_id + pack("<H", len(middle)) + middle + _NO_SHAPE
         else:
             most = min(terms.most, MAX_OPEN_HOLDS)
-            digest = shape = b""
-            if terms.shape:
-                digest = self._keys.shapes.digest(terms.shape)
-                if not self._keys.shapes.is_stored(root, digest):
-                    shape = encode(terms.shape)
-                    self._shape = (root, digest)
+            digest, shape = self._shape_to_store(root, terms)
             note = encode(terms.note) if terms.note else b""
             if note or digest:
                 middle += pack("<B", len(digest)) + digest + pack("<H", len(note)) + note + pack("<I", checksum)
@@ -181,16 +182,22 @@ class HoldRequest(Request[HoldAnswer]):
 
     def _texts(self, root: bytes, terms: HoldTerms) -> bytes:
         """What only a new hold has: how many may be open, its note and its shape."""
-        note, digest, shape = encode(terms.note), b"", b""
-        if terms.shape:
-            digest = self._keys.shapes.digest(terms.shape)
-            if not self._keys.shapes.is_stored(root, digest):
-                shape = encode(terms.shape)
-                self._shape = (root, digest)
+        digest, shape = self._shape_to_store(root, terms)
+        note = encode(terms.note)
         most = min(terms.most, MAX_OPEN_HOLDS)
         return b"".join(
             [pack("<dH", most, len(note)), note, pack("<B", len(digest)), digest, pack("<I", len(shape)), shape]
         )
+
+    def _shape_to_store(self, root: bytes, terms: HoldTerms) -> tuple[bytes, bytes]:
+        """The digest of a shape, and the shape itself unless the server has it."""
+        if not terms.shape:
+            return b"", b""
+        digest = self._keys.shapes.digest(terms.shape)
+        if self._keys.shapes.is_stored(root, digest):
+            return digest, b""
+        self._shape = (root, digest)
+        return digest, encode(terms.shape)
 
     def read(self, row: list[int], at: i64, now: i64) -> i64:
         status: i64 = row[at]
@@ -201,13 +208,14 @@ class HoldRequest(Request[HoldAnswer]):
         if self._simple:
             status -= _SIMPLE
             costs = tuple(self._costs)
+            given, flag, lease, _, _ = self._rest
             if status == _HELD:
-                left = int(self._rest[2])
+                left = int(lease)
             elif status == _DENIED:
                 state = DENIED
             else:
-                state = CANCELLED if self._rest[1] == 1 else SETTLED
-                if self._rest[0] == 0:
+                state = CANCELLED if flag == 1 else SETTLED
+                if given == 0:
                     at += len(costs)
                     costs = tuple(row[at - len(costs) : at])
             before = costs
@@ -231,17 +239,17 @@ class HoldRequest(Request[HoldAnswer]):
                 self.answer = error
                 return at
             before = costs
-            if status == _FORCED and self._verb == b"x":
+            if status == _FORCED and self._verb == _EXTEND:
                 before = tuple(row[at : at + count])
                 at += count
-        self._held = status == _HELD or (status == _FORCED and self._verb == b"h")
+        self._held = status == _HELD or (status == _FORCED and self._verb == _HOLD)
         if self._held and self._shape is not None:
             self._keys.shapes.note_stored(*self._shape)
         parts, at = self._decide(row, at, now, status, before)
         decision = parts[0]
         if len(parts) > 1:
             decision = place_in(binding_of(parts), self._asks, pieces_of(self._asks))
-        repeated = self._verb == b"h" and status not in (_HELD, _DENIED, _FORCED)
+        repeated = self._verb == _HOLD and status not in (_HELD, _DENIED, _FORCED)
         self.answer = HoldAnswer(decision, state, costs, left, tuple(parts), repeated)
         return at
 
@@ -258,7 +266,7 @@ class HoldRequest(Request[HoldAnswer]):
             passes = passed
             if denied:
                 asked: i64 = self._costs[plan.places[i]]
-                if self._verb == b"x":  # it has its slot
+                if self._verb == _EXTEND:  # it has its slot
                     before: i64 = costs[plan.places[i]]
                     cost = max(asked - before, 0)
                     passes = codec.limit.counts_slots
@@ -284,7 +292,7 @@ def hold_request(keys: Keys, asks: Sequence[Ask], low: int, terms: HoldTerms, *,
     flag = _GRANTED if granted else _FORCE if terms.forced else 0
     rest = (1, flag, int(terms.lease), int(terms.keep), terms.release)
     simple = not granted and not terms.release
-    return HoldRequest(keys, b"h", asks, low, terms.hold_id, costs, rest, terms, simple)
+    return HoldRequest(keys, _HOLD, asks, low, terms.hold_id, costs, rest, terms, simple)
 
 
 def settle_request(
@@ -293,8 +301,8 @@ def settle_request(
     """`HoldStore.settle`."""
     none = [0] * len(asks)
     if cancel:
-        return HoldRequest(keys, b"t", asks, low, hold_id, none, (1, 1, 0, 0, 0), None, True)
-    return HoldRequest(keys, b"t", asks, low, hold_id, costs or none, (costs is not None, 0, 0, 0, 0), None, True)
+        return HoldRequest(keys, _SETTLE, asks, low, hold_id, none, (1, 1, 0, 0, 0), None, True)
+    return HoldRequest(keys, _SETTLE, asks, low, hold_id, costs or none, (costs is not None, 0, 0, 0, 0), None, True)
 
 
 def extend_request(
@@ -310,9 +318,9 @@ def extend_request(
     """`HoldStore.extend`. One that is granted already passes whatever is left."""
     none = [0] * len(asks)
     end = -1 if lease is None else lease
-    return HoldRequest(keys, b"x", asks, low, hold_id, costs or none, (costs is not None, granted, end, 0, 0))
+    return HoldRequest(keys, _EXTEND, asks, low, hold_id, costs or none, (costs is not None, granted, end, 0, 0))
 
 
 def find_request(keys: Keys, asks: Sequence[Ask], low: int, hold_id: str) -> HoldRequest:
     """`HoldStore.find_hold`."""
-    return HoldRequest(keys, b"q", asks, low, hold_id, [0] * len(asks), (0, 0, 0, 0, 0))
+    return HoldRequest(keys, _FIND, asks, low, hold_id, [0] * len(asks), (0, 0, 0, 0, 0))
