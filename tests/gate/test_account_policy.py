@@ -7,7 +7,8 @@ import pytest
 
 from headgate import Gate, HeadgateError, InvalidInput, Policy, PolicyError
 from headgate.gate.accounts import Bound, join_path, split_path
-from headgate.gate.changes import condense, effective
+from headgate.gate.change_log import condense
+from headgate.gate.effective import effective
 
 pytestmark = pytest.mark.once
 

@@ -11,8 +11,10 @@ import pytest
 
 from headgate import BLOCKED, Gate, InvalidInput, ManualClock, MemoryStore, Outcome, Policy, RedisStore, limited
 from headgate.events import Alerted, Event, PolicyChanged, Violated
-from headgate.gate.changes import Block, block, condense, effective, exemption, no_block, override
-from headgate.stores.base import UNREADABLE, Edit
+from headgate.gate.change_log import condense
+from headgate.gate.changes import block, exemption, no_block, override
+from headgate.gate.effective import effective
+from headgate.stores.base import UNREADABLE, Block, Edit
 from headgate.stores.change_rows import to_edit
 from tests.support.valkey import PATIENCE, Server, wait_for
 from tests.support.verbs import Verbs

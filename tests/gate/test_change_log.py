@@ -14,16 +14,11 @@ from hypothesis import strategies as st
 
 from headgate import Gate, InvalidInput, ManualClock, Policy, RedisStore
 from headgate.events import PolicyChanged
-from headgate.gate import changes
+from headgate.gate import change_log
+from headgate.gate.change_log import KEPT, MemoryChangeLog, condense
 from headgate.gate.changes import (
-    KEPT,
-    Effective,
-    MemoryChangeLog,
-    apply_edits,
     block,
-    condense,
     default,
-    effective,
     exemption,
     no_block,
     no_default,
@@ -32,6 +27,7 @@ from headgate.gate.changes import (
     role,
     session_limit,
 )
+from headgate.gate.effective import Effective, apply_edits, effective
 from headgate.stores.base import Change, ChangeLog, Edit
 from headgate.stores.sqlite import SqliteChangeLog
 from tests.support.valkey import PATIENCE, Server, wait_for
@@ -112,7 +108,7 @@ def test_a_snapshot_has_the_effect_of_the_changes_in_it(before: list[Edit], afte
 
 
 def test_a_snapshot_is_no_larger_than_the_agents_that_were_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "KEPT", 2)
+    monkeypatch.setattr(change_log, "KEPT", 2)
     course = [
         edit for i in range(500) for edit in (override(f"agent-{i}", "heavy", "5/minute"), exemption(f"agent-{i}"))
     ]

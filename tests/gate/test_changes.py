@@ -20,16 +20,8 @@ import pytest
 from headgate import Gate, InvalidInput, Policy, parse
 from headgate.errors import HeadgateError
 from headgate.events import Event, PolicyChanged
-from headgate.gate.changes import (
-    AgentRules,
-    Effective,
-    apply_edits,
-    default,
-    effective,
-    exemption,
-    no_override,
-    override,
-)
+from headgate.gate.changes import default, exemption, no_override, override
+from headgate.gate.effective import AgentRules, Effective, apply_edits, effective
 from headgate.gate.immutable_map import ImmutableMap
 from headgate.stores.memory_tables import compiled
 from headgate.stores.sqlite import ChangeLogError, SqliteChangeLog

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from headgate import Gate, InvalidInput, MemoryStore, Policy
-from headgate.gate.changes import default, effective, no_default, session_limit
+from headgate.gate.changes import default, no_default, session_limit
+from headgate.gate.effective import effective
 from headgate.stores.base import Edit
 from tests.support.verbs import Verbs
 

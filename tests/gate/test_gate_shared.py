@@ -211,7 +211,7 @@ def test_a_forked_process_counts_and_follows_changes_by_itself(server: Server) -
 FORK_IN_A_CHANGE = """
 import os, signal, threading
 from headgate import Gate
-from headgate.gate.changes import MemoryChangeLog
+from headgate.gate.change_log import MemoryChangeLog
 
 class Slow(MemoryChangeLog):
     def write(self, change):

@@ -16,7 +16,7 @@ from headgate import Gate, InvalidInput, Policy, RedisStore
 from headgate.errors import StoreAway
 from headgate.events import Event, PolicyChanged
 from headgate.gate import policy as policy_module
-from headgate.gate.changes import MemoryChangeLog
+from headgate.gate.change_log import MemoryChangeLog
 from headgate.gate.reload import PolicyWatcher, reload_file
 from headgate.stores.base import LogPage
 from headgate.stores.sqlite import ChangeLogError

@@ -22,7 +22,9 @@ from headgate import (
     parse,
 )
 from headgate.events import PolicyChanged, Violated
-from headgate.gate.changes import condense, effective, session_limit
+from headgate.gate.change_log import condense
+from headgate.gate.changes import session_limit
+from headgate.gate.effective import effective
 from headgate.stores.base import Edit
 
 

@@ -10,18 +10,8 @@ from typing import Any
 import pytest
 
 from headgate import Gate, Policy, RedisStore
-from headgate.gate.changes import (
-    KEPT,
-    block,
-    condense,
-    default,
-    exemption,
-    no_default,
-    no_override,
-    override,
-    role,
-    session_limit,
-)
+from headgate.gate.change_log import KEPT, condense
+from headgate.gate.changes import block, default, exemption, no_default, no_override, override, role, session_limit
 from headgate.gate.reload import PolicyWatcher
 from headgate.gate.sources import PolicyValue, policy_values
 from headgate.stores.base import Change, LogPage

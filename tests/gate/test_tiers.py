@@ -10,7 +10,9 @@ import pytest
 
 from headgate import Gate, InvalidInput, ManualClock, MemoryStore, Outcome, Policy, PolicyError, parse
 from headgate.events import Checked, Event
-from headgate.gate.changes import condense, default, effective, no_override, override
+from headgate.gate.change_log import condense
+from headgate.gate.changes import default, no_override, override
+from headgate.gate.effective import effective
 from headgate.gate.policy import PURPOSES
 
 BULK = Policy(

@@ -11,7 +11,7 @@ import pytest
 
 from headgate import ManualClock, MemoryStore, Policy
 from headgate.events import Event, PolicyChanged
-from headgate.gate.changes import MemoryChangeLog
+from headgate.gate.change_log import MemoryChangeLog
 from headgate.hub.app import ROUTES, Hub
 from headgate.hub.config_file import ConfigFile
 from headgate.stores.sqlite import ChangeLogError

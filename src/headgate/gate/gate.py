@@ -8,7 +8,7 @@ from headgate.errors import refuse
 from headgate.events import Alerted, Checked, Degraded, Event, Listener, Violated, ViolationsReset
 from headgate.flow import in_thread
 from headgate.gate._hot import CHECK, EXEMPT, store_request
-from headgate.gate.changes import Block, Effective
+from headgate.gate.effective import Effective
 from headgate.gate.gate_accounts import GateAccounts
 from headgate.gate.lookup import AGENTS, ActiveLimit
 from headgate.gate.policy import Policy, check_agent
@@ -18,7 +18,7 @@ from headgate.limits.decision import Decision, Limit, Violation
 from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import LimitLike, rate_limit_of
 from headgate.limits.violations import Standing
-from headgate.stores.base import ChangeLog, ObservableStore, Offence, RecordedViolation, Store, Verb
+from headgate.stores.base import Block, ChangeLog, ObservableStore, Offence, RecordedViolation, Store, Verb
 from headgate.stores.urls import aclose_store, close_store, open_store
 
 

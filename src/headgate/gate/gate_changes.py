@@ -11,7 +11,8 @@ from headgate.events import PolicyChanged
 from headgate.flow import in_thread
 from headgate.gate import changes
 from headgate.gate._hot import GateChecks
-from headgate.gate.changes import KEPT, MemoryChangeLog, condense, effective
+from headgate.gate.change_log import KEPT, MemoryChangeLog, condense
+from headgate.gate.effective import effective
 from headgate.gate.lookup import ADDRESSES, AGENTS, Lookup
 from headgate.gate.policy import Policy
 from headgate.gate.sources import PolicyValue, describe_overruled, overruled_limits, policy_values

@@ -8,7 +8,7 @@ from typing import Final
 
 from headgate._native import i64
 from headgate.errors import refuse
-from headgate.gate.changes import Effective, apply_edits
+from headgate.gate.effective import Effective, apply_edits
 from headgate.gate.immutable_map import ImmutableMap
 from headgate.gate.policy import UNKNOWN_TIER, Policy, check_agent
 from headgate.limits.decision import Limit

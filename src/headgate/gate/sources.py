@@ -5,7 +5,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from headgate.gate.changes import Effective, effective, limit_key, places_of
+from headgate.gate.effective import Effective, effective, limit_key, places_of
 from headgate.gate.policy import ChannelTier, Policy
 from headgate.gate.toml_text import limit_setting, toml_key, toml_value
 from headgate.limits.decision import Limit

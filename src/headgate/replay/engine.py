@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from headgate.errors import refuse
 from headgate.gate._hot import GateChecks
-from headgate.gate.changes import effective
+from headgate.gate.effective import effective
 from headgate.gate.lookup import AGENTS, Lookup
 from headgate.gate.policy import UNKNOWN_TIER, ChannelTier, Policy
 from headgate.limits.decision import Decision, Outcome
