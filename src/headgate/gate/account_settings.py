@@ -49,8 +49,11 @@ def read_accounts(reader: SettingsReader, given: Mapping[str, Any]) -> Accounts:
     tables = _Tables(reader, units, zone)
     own = reader.values("accounts.tools", given.get("tools", []), _name, (0, _MAX_NAMES))
     defaults = reader.table("default", given, "accounts.default")
-    if not set(levels[-2:]) & set(LEVELS[-2:]) and set(LEVELS[-2:]) & set(defaults):
-        reader.add_mistake("accounts.levels", "the levels of agents and of sessions as the last two", list(levels))
+    last_two = zip(LEVELS[-2:], levels[-2:], strict=True)  # these may have names of the operator's own
+    if any([usual != level and usual in (*levels, *defaults) for usual, level in last_two]):
+        above = [level for level in levels if level not in LEVELS[-2:]]
+        expected = f"the levels of agents and of sessions as the last two, such as {[*above, *LEVELS[-2:]]}"
+        reader.add_mistake("accounts.levels", expected, list(levels))
     reader.check_keys("accounts.default", defaults, list(levels))
     plans = reader.table("plans", given, "accounts.plans")
     accounts = Accounts(
