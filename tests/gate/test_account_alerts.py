@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -102,3 +103,19 @@ def test_f1_several_accounts_are_told_at_once(clock: ManualClock) -> None:
         ("acme/search", "2.000000", "3.000000"),
     ]
     assert found == [gate.account("acme"), gate.account("acme/search")]
+
+
+def test_f1_an_alert_tells_the_end_of_the_period_to_the_second() -> None:
+    gate = Gate(Policy(accounts={"at": {"acme": {"usd": "10/calendar month in Europe/Berlin"}}}, agents=AGENTS))
+    told: set[float] = set()
+
+    def listen(event: object) -> None:
+        assert isinstance(event, AccountAlerted)
+        assert event.resets_at is not None
+        told.add(event.resets_at)
+
+    gate.subscribe(listen, AccountAlerted)
+    for _ in range(10):
+        gate.hold("planner", {"usd": "0.9"}).settle()
+    assert len(told) == 1
+    assert datetime.fromtimestamp(told.pop(), ZoneInfo("Europe/Berlin")).strftime("%d %X.%f") == "01 00:00:00.000000"

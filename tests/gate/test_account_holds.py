@@ -504,6 +504,19 @@ def test_f1_an_account_tells_limit_spent_held_and_left(gate: Gate) -> None:
     assert [(str(one.held), str(one.left)) for one in slots] == [("1", "1")]
 
 
+def test_f1_an_account_in_debt_tells_how_far(store: Store) -> None:
+    gate = gate_on(store, accounts={"at": {"acme": {"usd": "1 in all"}, "acme/search": {"usd": "1/calendar day"}}})
+    gate.hold("planner", {"usd": "0.25"}, lease=600)
+    gate.hold("planner", {"usd": "0.5"}).settle({"usd": 3})
+    for path in ("acme", "acme/search"):
+        (usd,) = gate.account(path).limits
+        assert [str(one.normalize()) for one in (usd.spent, usd.held, usd.left)] == ["3", "0.25", "0"]
+        assert usd.used == 3.25
+        gate.set_account_limit(path, "usd", usd.limit.replace("1 usd", "4 usd", 1))
+        (usd,) = gate.account(path).limits
+        assert [str(one.normalize()) for one in (usd.spent, usd.held, usd.left)] == ["3", "0.25", "0.75"]
+
+
 def test_f1_what_is_held_is_told_beside_many_holds_that_have_ended(gate: Gate, clock: ManualClock) -> None:
     for number in range(10):
         gate.hold("planner", {"tokens": 0}, hold_id=f"expired-{number}", lease=1)

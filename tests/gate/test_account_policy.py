@@ -127,18 +127,24 @@ def test_f1_unlimited_takes_a_default_away() -> None:
         ({"default": {"agent": {"slots": 4}}}, "accounts.default.agent.slots: expected slots, such as '5 in flight'"),
         (
             {"levels": ["customer", "team"], "default": {"agent": {"slots": "4 in flight"}}},
-            "accounts.levels: expected the levels of agents and of sessions as the last two, such as "
-            "['customer', 'team', 'agent', 'session'], got ['customer', 'team']",
+            (
+                "accounts.levels: expected the levels of agents and of sessions as the last two, such as "
+                "['customer', 'team', 'agent', 'session'], got ['customer', 'team']"
+            ),
         ),
         (
             {"levels": ["customer", "agent"]},
-            "accounts.levels: expected the levels of agents and of sessions as the last two, such as "
-            "['customer', 'agent', 'session'], got ['customer', 'agent']",
+            (
+                "accounts.levels: expected the levels of agents and of sessions as the last two, such as "
+                "['customer', 'agent', 'session'], got ['customer', 'agent']"
+            ),
         ),
         (
             {"levels": ["session", "agent", "chat"]},
-            "accounts.levels: expected the levels of agents and of sessions as the last two, such as "
-            "['chat', 'agent', 'session'], got ['session', 'agent', 'chat']",
+            (
+                "accounts.levels: expected the levels of agents and of sessions as the last two, such as "
+                "['chat', 'agent', 'session'], got ['session', 'agent', 'chat']"
+            ),
         ),
         ({"units": {"usd": {"decimals": 2}}}, "accounts.units.usd.decimals: expected 6, which usd always has, got 2"),
         ({"plans": {f"p{i}": {} for i in range(257)}}, "accounts.plans: expected at most 256 names, got 257"),

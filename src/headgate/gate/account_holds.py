@@ -38,6 +38,7 @@ class LimitStatus(NamedTuple):
     limit: str
     amount: Decimal
     spent: Decimal
+    """More than the amount, if calls have used more than they had reserved, or the limit was lowered."""
     held: Decimal
     """By holds that are open."""
     left: Decimal
@@ -46,8 +47,8 @@ class LimitStatus(NamedTuple):
 
     @property
     def used(self) -> float:
-        """The share that is spent or held."""
-        return float(1 - self.left / self.amount) if self.amount else 1.0
+        """The share that is spent or held: more than 1 in debt."""
+        return float((self.spent + self.held) / self.amount) if self.amount else 1.0
 
 
 class HoldContext(NamedTuple):
@@ -303,10 +304,12 @@ def named_costs(asks: AccountAsks, costs: Sequence[int]) -> dict[str, Decimal]:
 def limit_status(
     bound: Bound, level: str, limit: Limit, decimals: int, decision: Decision, held: Mapping[Bound, int]
 ) -> LimitStatus:
-    """The status of a limit, from what a peek says of it."""
+    """The status of a limit, from what a peek says of it: of a budget, at its widest."""
     amount = amount_of(limit, decimals)
-    left = decision.left if isinstance(limit, Budget) else in_units(decision.remaining, decimals)
     reserved = in_units(held.get(bound, 0), decimals)
+    used = amount - in_units(decision.remaining, decimals)
+    if isinstance(decision.limit, Budget):
+        used = decision.limit.amount - decision.left
     reset = decision.reset_after
     forever = isinstance(limit, Budget) and limit.period is None
     return LimitStatus(
@@ -316,9 +319,9 @@ def limit_status(
         tool=bound.tool,
         limit=limit_text(limit, decimals),
         amount=amount,
-        spent=max(amount - left - reserved, Decimal(0)),
+        spent=max(used - reserved, Decimal(0)),
         held=reserved,
-        left=left,
+        left=max(amount - used, Decimal(0)),
         resets_after=None if forever else reset,
     )
 

@@ -32,6 +32,7 @@ from headgate.gate.accounts import (
 from headgate.gate.gate_holds import GateHolds, StoreCall, acall_store, call_store
 from headgate.gate.policy import check_agent
 from headgate.gate.usage import DEFAULT_GROUPS, Usage, UsageTotal, usage_groups, usage_totals
+from headgate.limits.budget import Budget
 from headgate.limits.calendar import Calendar, zone_of
 from headgate.limits.decision import Decision
 from headgate.limits.meter import KEPT
@@ -116,7 +117,11 @@ class GateAccounts(GateHolds):
     ) -> Flow[StoreCall, list[LimitStatus]]:
         """The limits of some asks. `known` is what is held, by top account, and gets what is read here."""
         store, accounts = self._account_store, self._lookup.effective.accounts
-        parts: tuple[Decision, ...] = yield StoreCall(store.peek_each, store.apeek_each, (made, self._lookup.low))
+        peeked = list(made)
+        for place, row in enumerate(asks.rows, asks.first_limit):
+            if isinstance(row.limit, Budget):
+                peeked[place] = peeked[place].with_limit(row.limit.widest())
+        parts: tuple[Decision, ...] = yield StoreCall(store.peek_each, store.apeek_each, (peeked, self._lookup.low))
         held = None if known is None else known.get(asks.root)
         if held is None:
             arguments = (HOLDS, asks.root, _COUNTED)

@@ -297,7 +297,8 @@ class GateHolds(GateChanges):
         return tuple(found)
 
     def _emit_alert(self, bound: Bound, budget: Budget, share: float, decision: Decision) -> None:
-        resets_at = None if budget.period is None else self._store.clock.wall() + decision.reset_after
+        # A calendar's periods end with whole seconds; the clock and the store aren't read at the same moment.
+        resets_at = None if budget.period is None else float(round(self._store.clock.wall() + decision.reset_after))
         period = 0 if resets_at is None else round(resets_at / 60)
         key = (bound, budget.identity)
         known = self._alerted.get(key)

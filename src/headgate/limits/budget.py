@@ -216,6 +216,10 @@ class Budget(Limit):
         exact = None if self._decimals == 0 else Details(wait, None, None, False, max(left, 0))
         return decide_one(self, wait, left // self._scale, scarce, reset, exact)
 
+    def widest(self) -> "Budget":
+        """The same budget with the largest amount: a peek at it tells what is used, however far into debt."""
+        return _restore(decimal_text(Fraction(LARGEST, self._scale)), self._period, self._unit, self._zone)
+
     def _text(self) -> str:
         return decimal_text(Fraction(self._amount, self._scale))
 
