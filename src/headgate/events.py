@@ -105,7 +105,10 @@ class HoldChecked:
 
 @dataclass(frozen=True, slots=True)
 class AccountAlerted:
-    """A budget of an account is used up to a share: 0.8 or 1. Each is told once in a period, by each gate."""
+    """A budget of an account is used up to a share: 0.8; or 1, also if a hold was denied after 0.8.
+
+    Each is told once in a period by each gate: again after a restart, and by each process that has reached it.
+    """
 
     account: str
     resource: str

@@ -89,6 +89,8 @@ def test_f1_a_limit_for_a_tool_is_set_and_taken_back(gate: Gate, headgate: Comma
 
 
 def test_f1_an_agent_is_shown_and_limited_by_its_path(gate: Gate, headgate: Command) -> None:
+    _, _, err = headgate("accounts", "set", "acme/search", "usd=200/month")
+    assert err.startswith("note: usd is a rate, which refills all the time and raises no alert; a budget has the word")
     code, out, err = headgate("accounts", "set", "acme/search/planner", "usd=3 in all")
     assert (code, err) == (0, "note: no agent named planner is registered\n")
     assert out.splitlines()[1].startswith("acme/search/planner  -     usd       3 usd in all")

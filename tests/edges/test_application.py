@@ -408,7 +408,12 @@ def test_a_store_that_was_chosen_is_not_warned_of(
         client.get("/login")
     with served(RateLimitMiddleware(hello, limiter)) as client:
         client.get("/")
+    with served(RateLimitMiddleware(hello, "unlimited", routes={"/free": "unlimited"})) as client:
+        client.get("/")  # nothing is counted
     assert "workers" not in caplog.text
+    with served(RateLimitMiddleware(hello, "unlimited", routes={"/dear": "5/minute"})) as client:
+        client.get("/")
+    assert "each counts for itself" in caplog.text
 
 
 @pytest.mark.long

@@ -193,7 +193,13 @@ UNKNOWN_OPTION = (
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({}, "RateLimitMiddleware: expected a limiter or a gate, got None"),
+        (
+            {},
+            (
+                "RateLimitMiddleware: expected a limiter or a gate (or 'unlimited', where only routes and holds have "
+                "limits), got None"
+            ),
+        ),
         ({"limiter": "often"}, "limit 'often': expected 'COUNT/UNIT'"),
         ({"limiter": 5}, "RateLimitMiddleware limiter: expected a limit, its text, or several of either, got 5"),
         ({"gate": "1/minute"}, "RateLimitMiddleware gate: expected a Gate, got '1/minute'"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headgate import Gate, HeadgateError, InvalidInput, Policy, PolicyError
+from headgate import Gate, HeadgateError, InvalidInput, MemoryStore, Policy, PolicyError
 from headgate.gate.accounts import Bound, join_path, split_path
 from headgate.gate.change_log import condense
 from headgate.gate.effective import effective
@@ -263,6 +263,19 @@ def test_f1_changes_of_accounts_survive_compaction_and_another_policy() -> None:
     assert other.accounts.limits_of("planner") == {}
     rules = other.agents.get("planner")
     assert rules is None or rules.account == ""
+
+
+@pytest.mark.parametrize(
+    ("usd", "file", "warned"), [("5 in all", None, 1), ("5/minute", None, 0), ("5 in all", "spent.db", 0)]
+)
+def test_f1_a_gate_that_remembers_changes_but_no_budgets_says_so(
+    usd: str, file: str | None, warned: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = Policy(accounts={"plans": {"pro": {"usd": usd}}})
+    with MemoryStore(remember=None if file is None else tmp_path / file) as store:
+        Gate(policy, store=store, remember=tmp_path / "changes.db").close()
+        Gate(policy, store=store).close()
+    assert caplog.text.count("not what is spent of budgets") == warned
 
 
 def test_f1_with_fewer_levels_an_agent_stays_with_the_account_above() -> None:

@@ -219,3 +219,8 @@ def test_f1_csv_has_no_formulas() -> None:
     assert lines[1:5] == ["'=1+1,usd,1000", "'+1,usd,1000", "'-1,usd,1000", "'@x,usd,1000"]
     assert lines[5:9] == ["'\t=1,usd,1000", '"\'\r=1",usd,1000', "'\uff1d1+1,usd,1000", "'\uff20x,usd,1000"]
     assert lines[-4:] == ['"a,""b""",usd,1000', "plain,usd,1000", "'-/-/planner,usd,1000", ""]
+
+
+def test_f1_csv_has_a_name_for_each_column() -> None:
+    totals = [UsageTotal(("planner", "usd"), Decimal(5))]
+    assert usage_csv(["agent"], totals).split() == ["agent,resource,amount", "planner,usd,5"]

@@ -562,7 +562,7 @@ def test_one_store_has_the_file_for_itself(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "limits.db"
     refused = "import sys, headgate; headgate.MemoryStore(remember=sys.argv[1])"
     with closing(MemoryStore(remember=path)):
-        with pytest.raises(StoreError, match="expected a file that no other process uses, got one that is in use"):
+        with pytest.raises(StoreError, match="expected a file that nobody else uses, got one that is in use"):
             MemoryStore(remember=path)
         done = subprocess.run([sys.executable, "-c", refused, path], capture_output=True, text=True, check=False)
         assert "StoreError" in done.stderr

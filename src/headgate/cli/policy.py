@@ -5,18 +5,18 @@ import re
 from dataclasses import fields
 from typing import Any, Final
 
+from headgate.cli.account_limits import note_rate_of_money
 from headgate.cli.answers import local_time, shown
 from headgate.cli.hub_commands import Rows
 from headgate.cli.hub_options import add_hub_options, hub_from
 from headgate.cli.parser import Commands, UsageError, add_command, add_group
-from headgate.cli.terminal import YELLOW, Cell, Column, print_error, print_json, print_table
+from headgate.cli.terminal import YELLOW, Cell, Column, print_json, print_table
 from headgate.errors import printable
 from headgate.gate.policy import Policy, PolicyError, read_toml
 from headgate.hub.settings import HubSettings
 
 _CHANGE = ("path", "value", "default")
-_MONEY: Final = re.compile(r"accounts\.(default|plans|at)\..*\.(usd|eur)", re.DOTALL)
-_LONG_RATE: Final = re.compile(r"(/|per \d+ )(day|week|month|year)")
+_ACCOUNT_LIMIT: Final = re.compile(r"accounts\.(default|plans|at)\..*", re.DOTALL)
 
 
 def add(commands: Commands) -> None:
@@ -59,18 +59,9 @@ def _check(options: argparse.Namespace) -> int:
     for path, value, default in changed:
         print(f"  {path} = {value}" + (f"  (default: {default})" if default else ""))
     for path, value, _ in changed:
-        if _is_rate_of_money(path, value):
-            print_error(
-                f"note: {path} is a rate, which refills all the time and raises no alert; "
-                "a budget has the word calendar, such as '500/calendar month'"
-            )
+        if _ACCOUNT_LIMIT.fullmatch(path):
+            note_rate_of_money(path, path.rpartition(".")[2], value)
     return 0
-
-
-def _is_rate_of_money(path: str, value: str) -> bool:
-    """Whether this is a limit of dollars or euros that was perhaps meant to be a budget."""
-    budget = "calendar" in value or "in all" in value
-    return not budget and bool(_MONEY.fullmatch(path) and _LONG_RATE.search(value))
 
 
 def _load(file: str) -> tuple[Policy, HubSettings]:

@@ -169,6 +169,7 @@ class Guard:
             limiter.private if isinstance(limiter, Limiter) else gate is None and store is None
         )
         self._gate: Final = gate
+        self._counts = False  # whether anything is limited at all
         self.counts_slots = False
         """Whether the limit of the edge itself has slots, as far as that is known before any request."""
         self._limiter: Limiter
@@ -206,7 +207,7 @@ class Guard:
     def _use_limiter(self, given: LimitGiven | None, label: str, routes: Mapping[str, LimitGiven]) -> None:
         store, name = self.settings.store, self.settings.name
         if given is None and store is None:
-            refuse(self._where, "a limiter or a gate", None)
+            refuse(self._where, "a limiter or a gate (or 'unlimited', where only routes and holds have limits)", None)
         if isinstance(given, Limiter) and (store is not None or name):
             refuse(
                 f"{self._where} limiter", "a limit, to be counted in store (a limiter has a store and a name)", given
@@ -257,6 +258,7 @@ class Guard:
         return self._counters_of(limiter, name).counters
 
     def _limit_function(self, where: str, function: Callable[..., object], name: str, label: str) -> CountersFunction:
+        self._counts = True
         self._check_function(where, function)
         self._read_cost(self._cost, None)
         pinned: set[Limit] = set()
@@ -273,6 +275,7 @@ class Guard:
 
     def _counters_of(self, limiter: Limiter, label: str) -> LimitCounters:
         """Counters by key and by address. Their key spaces are separate."""
+        self._counts = self._counts or limiter.limit is not UNLIMITED
         by_key = self._fast_path_of(limiter, label)
         if self._key is None:
             return LimitCounters(by_key, by_key)
@@ -402,7 +405,7 @@ class Guard:
         self._new, own = False, self._own
         if not any((self._exempt, self._cost_function, self._tier_function, self._skip, self._routes)):
             self._shorten(own)
-        if self._private:
+        if self._private and self._counts:
             warn_of_workers()
 
     def _shorten(self, own: LimitCounters | CountersFunction | None) -> None:

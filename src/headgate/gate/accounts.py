@@ -215,6 +215,13 @@ class Accounts:
         """The index of the agents' level."""
         return len(self.levels) - 2
 
+    @property
+    def has_budgets(self) -> bool:
+        """Whether any account may have a budget."""
+        tables = [*self.defaults.values(), *self.plans.values(), *[account.limits for _, account in self.at.items()]]
+        limits = [limit for table in tables for limit in table.values()]
+        return any([isinstance(part, Budget) for limit in limits for part in limit.parts])
+
     def rules_of(self, path: str) -> Account:
         """What an operator has said of an account; nothing of most."""
         return self.at.get(path) or _NO_RULES

@@ -1,5 +1,6 @@
 """Gate: the policy, applied. What an agent platform calls."""
 
+import logging
 from collections.abc import Callable
 from os import PathLike
 from typing import Final, SupportsIndex, get_args
@@ -19,7 +20,10 @@ from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import LimitLike, rate_limit_of
 from headgate.limits.violations import Standing
 from headgate.stores.base import Block, ChangeLog, ObservableStore, Offence, RecordedViolation, Store, Verb
+from headgate.stores.memory import in_process
 from headgate.stores.urls import aclose_store, close_store, open_store
+
+_log = logging.getLogger("headgate")
 
 
 class Gate(GateAccounts, Closable):
@@ -55,6 +59,12 @@ class Gate(GateAccounts, Closable):
         self._owns_store: Final = isinstance(store, str)
         self._sessions: Final = Sessions(opened, lambda: self._lookup, self._session_violated, self._session_asks)
         super().__init__(rules, opened, remember)
+        memory = in_process(opened)
+        if remember is not None and memory is not None and memory.file is None and rules.accounts.has_budgets:
+            _log.warning(
+                "Gate remember: changes are remembered, but not what is spent of budgets: for that, pass"
+                " store=MemoryStore(remember=…) with a file of its own"
+            )
         self._unsubscribe_store: Final = (
             opened.subscribe(self._on_store_event) if isinstance(opened, ObservableStore) else None
         )

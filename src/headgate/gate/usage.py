@@ -90,10 +90,13 @@ def _at_level(path: str, level: int) -> str:
 
 
 def usage_csv(groups: Sequence[str], totals: Iterable[UsageTotal]) -> str:
-    """Totals as CSV, with a header. A name that a spreadsheet would take for a formula begins with an apostrophe."""
+    """Totals by these groups as CSV, with a header, in which a missing "resource" is the last group as in the totals.
+
+    A name that a spreadsheet would take for a formula begins with an apostrophe.
+    """
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow([*groups, "amount"])
+    writer.writerow([*groups, *([] if RESOURCE in groups else [RESOURCE]), "amount"])
     for one in totals:
         writer.writerow([*map(_cell, one.group), amount_text(one.amount)])
     return text.getvalue()

@@ -77,8 +77,12 @@ def open_file(
             raise
     except sqlite3.Error as error:
         if kind.exclusive and _is_busy(error):
-            raise kind.failure(f"{path}: expected a file that no other process uses, got one that is in use") from error
-        raise kind.failure(f"{path}: expected an SQLite file that can be written, got: {error}") from error
+            raise kind.failure(
+                f"{path}: expected a file that nobody else uses, got one that is in use: by another process, or by a"
+                " store of this one that isn't closed"
+            ) from error
+        hint = "; a MemoryStore and a gate need a file each" if _is_busy(error) else ""
+        raise kind.failure(f"{path}: expected an SQLite file that can be written, got: {error}{hint}") from error
     return file
 
 
