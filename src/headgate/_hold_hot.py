@@ -205,7 +205,7 @@ class Hold:
     def _arguments(self) -> tuple[tuple[Ask, ...], int, str]:
         self._ready()
         if not self:
-            raise HoldError(f"hold {self.id!r} of {self.key!r} was denied: it has taken nothing")
+            raise HoldError(f"hold {self.id!r} was denied: it has taken nothing ({self.denial()})")
         return self._asks, self._owner.low, self.id
 
     def _extension_arguments(self) -> tuple[tuple[Ask, ...], int, str]:

@@ -185,6 +185,19 @@ def test_f1_a_denial_while_the_server_is_away_names_its_account_and_is_no_violat
     assert events == []
 
 
+@pytest.mark.once
+def test_f1_a_hold_that_nobody_can_decide_is_denied_as_a_hold() -> None:
+    with Server() as server, RedisStore(server.url) as store:
+        gate = Gate(Policy(accounts={"default": {"agent": {"usd": "10/calendar day"}}}), store=store)
+        server.kill()
+        denied = gate.hold("p", {"usd": 5})
+        problem = describe_error(denied.denial())
+        assert (problem.status, problem.tier, problem.policies) == (503, "hold", ("hold",))
+        with pytest.raises(HoldError, match=r"was denied: it has taken nothing \(rate limited: agent 'p' at hold"):
+            denied.settle()
+        gate.close()
+
+
 def test_f1_a_denial_for_lack_of_room_is_no_violation_and_no_alert(clock: ManualClock) -> None:
     store = MemoryStore(clock=clock, max_keys=4)
     for key in "abcd":

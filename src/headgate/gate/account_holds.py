@@ -11,6 +11,7 @@ from headgate.gate.accounts import Bound, amount_of, join_path, limit_text
 from headgate.hold_attempt import HoldAttempt
 from headgate.limits.budget import Budget
 from headgate.limits.decision import NEVER, Decision, Limit
+from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import rate_of
 from headgate.limits.units import in_units
 from headgate.stores.base import Ask, Offence
@@ -103,7 +104,8 @@ class AccountHoldOwner:
         return asks.by_ask(asks.costs_of(cost, asks.by_resource(unnamed)))
 
     def denial(self, key: str, decision: Decision) -> RateLimited:
-        asks, what, bound = self.template.asks, str(decision.limit), None
+        asks, bound = self.template.asks, None
+        what = "hold" if decision.limit is UNLIMITED else str(decision.limit)  # while the store was away
         if decision.bound is not None:
             row = asks.rows[decision.bound]
             bound = asks.bound_of(row, self.session)
