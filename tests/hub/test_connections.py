@@ -7,7 +7,7 @@ import pytest
 
 from headgate import Policy
 from headgate.http import PROBLEM_JSON, ProblemDetails, read_denial
-from headgate.hub.api.http import USED_UP
+from headgate.hub.api.responses import USED_UP
 from headgate.hub.connections.connection import GuardedConnection
 from tests.support.agent_connections import (
     BEHIND_A_PROXY,

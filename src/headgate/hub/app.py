@@ -44,7 +44,8 @@ from headgate.hub.api import (
 )
 from headgate.hub.api.allowed_hosts import AllowedHosts
 from headgate.hub.api.decision_routes import counters
-from headgate.hub.api.http import Api, ApiResponse, RequestDenied, error_response
+from headgate.hub.api.http import Api
+from headgate.hub.api.responses import ApiResponse, RequestDenied, error_response
 from headgate.hub.api.routing import Router, bind
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.config_file import ConfigFile

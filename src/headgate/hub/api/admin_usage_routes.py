@@ -9,7 +9,7 @@ from headgate.errors import refuse
 from headgate.gate import Gate
 from headgate.gate.usage import DEFAULT_GROUPS, UsageTotal, usage_csv, usage_groups
 from headgate.hub.api.agent_routes import AccountPath
-from headgate.hub.api.http import ApiResponse
+from headgate.hub.api.responses import ApiResponse
 from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.limits.units import amount_text
 

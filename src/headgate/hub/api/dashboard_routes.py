@@ -5,7 +5,8 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from headgate.hub.api.http import DASHBOARD_STATE, ApiResponse
+from headgate.hub.api.http import DASHBOARD_STATE
+from headgate.hub.api.responses import ApiResponse
 from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.dashboard.cards import Cards, DashboardState, sees_accounts
 from headgate.hub.dashboard.feed import MAX_CARDS

@@ -18,7 +18,7 @@ from headgate.gate.accounts import NO_ACCOUNT, is_within, split_path
 from headgate.gate.policy import check_agent
 from headgate.http import PROBLEM_JSON
 from headgate.http.problem import describe_bound, describe_denial
-from headgate.hub.api.http import ApiResponse, DeniedBody, encode_headers
+from headgate.hub.api.responses import ApiResponse, DeniedBody, encode_headers
 from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.errors import BLOCKED_BY_OPERATOR, RequestError
 from headgate.hub.sockets.frames import AMOUNT_PATTERN, HOLD_ID_PATTERN, AgentId

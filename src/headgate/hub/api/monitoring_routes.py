@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from headgate._version import VERSION
 from headgate.hub.agents.presence import Presence
-from headgate.hub.api.http import ApiResponse
+from headgate.hub.api.responses import ApiResponse
 from headgate.hub.api.routing import Call, Route, Who
 from headgate.hub.errors import RequestError
 from headgate.hub.monitoring import metrics

@@ -7,7 +7,7 @@ import msgspec
 
 from headgate._version import VERSION
 from headgate.http import PROBLEM_JSON
-from headgate.hub.api.http import DeniedBody, ErrorBody
+from headgate.hub.api.responses import DeniedBody, ErrorBody
 from headgate.hub.api.routing import Call, Route, Router, Who
 from headgate.hub.sockets.frames import schemas as frame_schemas
 
