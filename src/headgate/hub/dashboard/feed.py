@@ -41,7 +41,7 @@ from headgate.hub.monitoring.alerts import Alert, Alerts
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT, Stats
 from headgate.hub.settings import HubSettings
 from headgate.hub.sockets.frames import MALFORMED, Problem, Token, encode, explain
-from headgate.hub.sockets.socket import MAX_REASON, POLICY_VIOLATION, TRY_LATER, Socket
+from headgate.hub.sockets.socket import POLICY_VIOLATION, TRY_LATER, Socket
 from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision
 
@@ -282,7 +282,7 @@ class DashboardFeed:
         try:
             found = await self._attempt(socket.address, token)
         except StoreAway as away:
-            await socket.close(TRY_LATER, as_request_error(away).detail.encode()[:MAX_REASON].decode(errors="ignore"))
+            await socket.close(TRY_LATER, as_request_error(away).detail)
             return None
         if isinstance(found, Holder):
             return found
@@ -543,4 +543,4 @@ def _public_update(given: Update) -> Update:
 
 async def _refuse(socket: Socket, error: str, detail: str, code: int = POLICY_VIOLATION) -> None:
     await socket.send(encode(Problem(error=error, detail=detail)))
-    await socket.close(code, detail.encode()[:MAX_REASON].decode(errors="ignore"))
+    await socket.close(code, detail)

@@ -159,9 +159,10 @@ class Socket:
         return contents
 
     async def close(self, code: int, reason: str = "") -> None:
-        """Close it. `reason` is at most `MAX_REASON` bytes of UTF-8."""
+        """Close it. Of the reason, `MAX_REASON` bytes are sent."""
         if not self.closed:
             self.closed = True
+            reason = reason.encode()[:MAX_REASON].decode(errors="ignore")
             await self._put({"type": "websocket.close", "code": code, "reason": reason}, last=True)
 
     def close_soon(self, code: int, reason: str = "") -> None:

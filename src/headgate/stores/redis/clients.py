@@ -112,8 +112,7 @@ class Clients:
 
     def _from_url(self, url: str, timeout: float) -> None:
         scheme, kind, options, nodes, name = _parse(url)
-        options |= {"socket_timeout": timeout, "socket_connect_timeout": timeout} | options
-        options.setdefault("protocol", 2)
+        options = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "protocol": 2} | options
         retry = redis.retry.Retry(redis.backoff.NoBackoff(), 0)  # a request may have been counted: never sent twice
         aretry = redis.asyncio.retry.Retry(redis.backoff.NoBackoff(), 0)
         ours = {key: options[key] for key in ("socket_timeout", "socket_connect_timeout", "protocol")}
@@ -280,8 +279,7 @@ class Clients:
         """Close the connections of event loops that were closed without shutting down their generators."""
         for loop in [loop for loop in list(self._closers) if loop.is_closed()]:
             del self._closers[loop]
-            retired, client = self._retired.pop(loop, {}), self._by_loop.pop(loop, None)
-            for one in [*retired, *([] if client is None else [client])]:
+            for one in self._take_clients(loop):
                 for part in _all_of(one):
                     _cut_connections(part)
 
@@ -290,11 +288,15 @@ class Clients:
         try:
             yield
         finally:
-            retired, client = self._retired.pop(loop, {}), self._by_loop.pop(loop, None)
-            for task in retired.values():
+            for task in self._retired.get(loop, {}).values():
                 task.cancel()
-            for one in [*retired, *([] if client is None else [client])]:
+            for one in self._take_clients(loop):
                 await _aclose(one)
+
+    def _take_clients(self, loop: asyncio.AbstractEventLoop) -> list[AsyncClient]:
+        """The clients of a loop, which has none afterwards: the retired ones, and the present one."""
+        retired, client = self._retired.pop(loop, {}), self._by_loop.pop(loop, None)
+        return [*retired, *([] if client is None else [client])]
 
     def renew(self, client: Client) -> None:
         """Make another client than this one for the next call: it knows a master that no longer is one.
