@@ -196,6 +196,9 @@ async def test_f1_limits_of_one_account_are_bounded() -> None:
     await reader._pass()
     card = reader.shown()["acme"]
     assert (len(card.limits), card.more_limits) == (module.MAX_LIMITS, 10)
+    gate.set_account_limit("acme", "requests", "unlimited", tool="tool-29")
+    await reader._pass()
+    assert reader.shown()["acme"].more_limits == 9
 
 
 def test_f1_many_dashboards_share_what_is_read() -> None:
