@@ -19,7 +19,17 @@ H = TypeVar("H", bound="Hold")
 
 async def ask(attempt: "HoldAttempt[Any]") -> "Decision":
     attempt._begin()
-    return attempt._note(await attempt._store.ahold(*attempt._arguments()))
+    try:
+        return attempt._note(await attempt._store.ahold(*attempt._arguments()))
+    except asyncio.CancelledError:
+        if attempt._may_be_unknown():
+            await to_its_end(_give_back(attempt))
+        raise
+
+
+async def _give_back(attempt: "HoldAttempt[Any]") -> None:
+    with suppress(HoldError, StoreError):
+        await attempt._store.asettle(*attempt._cancellation(), cancel=True)
 
 
 async def run(attempt: "HoldAttempt[H]", queues: WaitQueues, key: str, timeout: object) -> H:
@@ -40,8 +50,7 @@ async def perform(attempt: "HoldAttempt[Any]", verb: Verb) -> "Decision":
 async def made(attempt: "HoldAttempt[H]", decision: "Decision") -> H:
     hold = attempt._made(decision)
     if attempt._may_be_granted(hold):
-        with suppress(HoldError, StoreError):
-            await attempt._store.asettle(*attempt._cancellation(), cancel=True)
+        await _give_back(attempt)
     return hold
 
 

@@ -205,7 +205,8 @@ class Hold:
     def _arguments(self) -> tuple[tuple[Ask, ...], int, str]:
         self._ready()
         if not self:
-            raise HoldError(f"hold {self.id!r} was denied: it has taken nothing ({self.denial()})")
+            rest = "; if the server has made it all the same, find_hold finds it" if self.decision.degraded else ""
+            raise HoldError(f"hold {self.id!r} was denied: it has taken nothing ({self.denial()}){rest}")
         return self._asks, self._owner.low, self.id
 
     def _extension_arguments(self) -> tuple[tuple[Ask, ...], int, str]:

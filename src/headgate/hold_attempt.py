@@ -61,7 +61,14 @@ class HoldAttempt(Generic[AnyHold]):
 
     def ask(self) -> Decision:
         self._begin()
-        return self._note(self._store.hold(*self._arguments()))
+        try:
+            return self._note(self._store.hold(*self._arguments()))
+        except Exception:
+            raise
+        except BaseException:  # such as KeyboardInterrupt
+            if self._may_be_unknown():
+                self._give_back()
+            raise
 
     def run(self, queues: WaitQueues, key: str, timeout: object) -> AnyHold:
         """Ask for the hold, and with a timeout wait for it in the line of a key."""
@@ -96,9 +103,12 @@ class HoldAttempt(Generic[AnyHold]):
         """The hold on which this was the last decision."""
         hold = self._made(decision)
         if self._may_be_granted(hold):
-            with suppress(HoldError, StoreError):
-                self._store.settle(*self._cancellation(), cancel=True)
+            self._give_back()
         return hold
+
+    def _give_back(self) -> None:
+        with suppress(HoldError, StoreError):
+            self._store.settle(*self._cancellation(), cancel=True)
 
     def denied(self, decision: Decision) -> AnyHold:
         """The hold, if it is denied by something other than its limits. The store isn't asked."""
@@ -114,8 +124,12 @@ class HoldAttempt(Generic[AnyHold]):
         return self._make(self._owner, self.asks, terms.hold_id, terms.lease, answer, self._called, self._max_age)
 
     def _may_be_granted(self, hold: Hold) -> bool:
-        """Whether a server that didn't answer may still grant a hold that is denied here, and nobody can repeat it."""
-        return not hold and hold.decision.degraded and self.own_id and isinstance(self._store, ServerStore)
+        """Whether a server that didn't answer may still grant a hold that is denied here."""
+        return not hold and hold.decision.degraded and self._may_be_unknown()
+
+    def _may_be_unknown(self) -> bool:
+        """Whether there may be a hold on a server that nobody has a handle of: its id was given to nobody."""
+        return self.own_id and isinstance(self._store, ServerStore)
 
     def _cancellation(self) -> tuple[tuple[Ask, ...], int, str, tuple[int, ...]]:
         return self.asks, self._owner.low, self._terms.hold_id, (0,) * len(self.asks)

@@ -185,6 +185,31 @@ def test_f1_a_denial_while_the_server_is_away_names_its_account_and_is_no_violat
     assert events == []
 
 
+@pytest.mark.parametrize("plan", ["more", "other"])
+def test_f1_an_old_handle_of_an_id_that_was_used_again_counts_nothing(
+    store: Store, clock: ManualClock, plan: str
+) -> None:
+    plans = {
+        "less": {"eur": "10 in all"},
+        "more": {"eur": "10 in all", "requests": "10 in all"},
+        "other": {"tokens": "1000000 in all"},
+    }
+    gate = gate_on(store, accounts={"default": {"agent": {"slots": "2 in flight"}}, "plans": plans})
+    gate.set_account_plan("acme", "less")
+    old = gate.hold("planner", {"eur": 1}, hold_id="h", lease=1, keep=0)
+    gate.set_account_plan("acme", plan)
+    clock.advance(2)
+    assert gate.hold("planner", {"tokens" if plan == "other" else "eur": 5}, hold_id="h", lease=600)
+    before = gate.explain("planner")
+    with pytest.raises(HoldError):
+        old.settle({"eur": "0.25"})
+    with pytest.raises(HoldError):
+        old.extend({"eur": 2})
+    with pytest.raises(HoldError):
+        old.cancel()
+    assert gate.explain("planner") == before
+
+
 @pytest.mark.once
 def test_f1_a_hold_that_nobody_can_decide_is_denied_as_a_hold() -> None:
     with Server() as server, RedisStore(server.url) as store:

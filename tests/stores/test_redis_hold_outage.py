@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 from collections.abc import Iterator
 from struct import pack
 
@@ -146,6 +147,35 @@ def test_tasks_are_answered_like_threads(own: Server, breaker_clock: ManualClock
         asyncio.run(go(store))
         come_back(own, store, breaker_clock)
         assert left(store, Budget(50)) == 49
+
+
+def test_a_task_that_is_cancelled_while_the_server_hangs_leaves_no_hold(
+    own: Server, breaker_clock: ManualClock
+) -> None:
+    async def hold_and_be_cancelled(limiter: Limiter) -> None:
+        await limiter.apeek("key")
+        own.signal(signal.SIGSTOP)
+        task = asyncio.ensure_future(limiter.ahold("key", 7, lease=3600))
+        for _ in range(20):
+            await asyncio.sleep(0)  # so that it is sent
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with RedisStore(own.url) as store:
+        limiter = Limiter("1 in flight; 100 tokens in all", store=store)
+        try:
+            asyncio.run(hold_and_be_cancelled(limiter))
+        finally:
+            own.signal(signal.SIGCONT)
+
+        def given_back() -> bool:
+            breaker_clock.advance(1)
+            return not limiter.peek("key").degraded and len(store._bookings or ()) == 0
+
+        wait_for(given_back, "the booking of its end")
+        assert limiter.list_holds("key") == []
+        assert limiter.hold("key", 100), "all of it is free"
 
 
 def test_an_unknown_policy_is_refused() -> None:

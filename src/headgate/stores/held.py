@@ -204,6 +204,14 @@ class MemoryHold(HeldPiece):
             return None
         return [place for place, ask in enumerate(self.asks) for _ in range(len(ask.limit.pieces))]
 
+    def is_of(self, asks: Sequence[Ask]) -> bool:
+        """Whether the costs of an open hold are those of these asks: another may have had the same id before."""
+        if self.asks is None:
+            return len(asks) == 1 and asks[0].name == self.table.name and asks[0].key == self.key
+        if len(asks) != len(self.asks):
+            return False
+        return all([one.name == own.name and one.key == own.key for one, own in zip(asks, self.asks, strict=True)])
+
     def asks_for(self, asks: Sequence[Ask], more: list[int]) -> Sequence[Ask]:
         """The asks, for more: if their limits are others meanwhile, under those with which the hold was made."""
         asked = [asks[i].with_cost(more[i]) for i in range(len(asks))]

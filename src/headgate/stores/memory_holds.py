@@ -31,6 +31,7 @@ from headgate.stores.holds import (
     refuse_ended,
     refuse_more_holds,
     refuse_other_costs,
+    refuse_other_limits,
 )
 from headgate.stores.memory_tables import LATER, Tables
 
@@ -232,6 +233,8 @@ class MemoryHolds:
         now = self._begin()
         held = self._known(asks, hold_id, now)
         before = held.all_costs()
+        if costs is not None and (len(costs) != len(before) or (held.status == OPEN and not held.is_of(asks))):
+            refuse_other_limits(asks, hold_id)
         actual = (0,) * len(before) if cancel else before if costs is None else tuple(costs)
         if held.status != OPEN:
             if actual != before:
@@ -284,6 +287,8 @@ class MemoryHolds:
         before = held.all_costs()
         if held.status_at(now) != OPEN:
             refuse_ended(asks, hold_id, held.status_at(now), before, "extend")
+        if costs is not None and not held.is_of(asks):
+            refuse_other_limits(asks, hold_id)
         more = [max(costs[i] - before[i], 0) for i in range(len(costs))] if costs is not None else []
         parts: tuple[Decision, ...] = ()
         decision: Decision | None = None
