@@ -217,6 +217,8 @@ class Hold:
         if cost is None:
             return self._used_or_reserved() if self._used is not None or not self._is_unsettled() else None
         costs = self._owner.read_costs(cost, self._used_or_reserved())
+        if costs != self._costs:
+            _refuse_too_much(costs, cost)
         if self and not self._is_unsettled() and costs != self._costs:  # known even while the store is away
             refuse_other_costs(self._asks, self.id, self.state, self._costs, costs)
         return costs
@@ -396,6 +398,8 @@ class LocalHold(Hold):
                     units = cost
                 else:
                     units = local.owner.read_costs(cost, (held.cost,))[0]
+                    if units != held.cost:
+                        _refuse_too_much((units,), cost)
             decision = local.holds.settle_one(held, units, SETTLED, local.store.now(), local.low)
             if decision is not None:
                 return self._settled_here(decision, SETTLED)

@@ -100,6 +100,19 @@ def test_everything_expires(store: RedisStore, raw: Any) -> None:
         assert abs(expiries[b"r1:" + counted] - expiries[counted]) < 5
 
 
+@pytest.mark.parametrize("limit", ["60/minute", "60 in all", "60/minute sliding"])
+def test_everything_expires_of_a_hold_that_outlives_its_count(store: RedisStore, raw: Any, limit: str) -> None:
+    limiter = Limiter(limit, store=store)
+    hold = limiter.hold("key", 1, lease=60, on_expiry="release")
+    counts = [name for name in keys_of(raw) if b"}h1:" not in name and b"}o1:" not in name]
+    assert len(counts) == 2, "the count, and what is to be given back"
+    raw.delete(*counts)  # as the server does when a bucket is full again
+    hold.extend(lease=120)
+    assert min(raw.pttl(name) for name in keys_of(raw)) > 0
+    hold.cancel()
+    assert limiter.peek("key").remaining == 60
+
+
 def test_what_was_not_written_by_headgate_is_left_alone(still: RedisStore, raw: Any) -> None:
     for name, limit in (
         (b"headgate:{key}c1: all UTC:name", Budget(5)),

@@ -47,12 +47,14 @@ class KeyHolds:
 
     def __init__(self) -> None:
         self.by_id: Final[dict[str, MemoryHold]] = {}
+        self.unsettled: Final[dict[str, MemoryHold]] = {}
+        """Those of them that are open, or have expired. There may be many others."""
         self.open: i64 = 0
         """How many are open, or more: leases may have ended since they were counted."""
 
     def open_at(self, now: i64) -> i64:
         """How many are open, exactly."""
-        self.open = len([None for held in self.by_id.values() if held.status == OPEN and held.end > now])
+        self.open = len([None for held in self.unsettled.values() if held.end > now])
         return self.open
 
 
@@ -328,9 +330,18 @@ class MemoryHolds:
     def list_holds(self, name: str, key: str, count: int) -> list[ListedHold]:
         now = self._begin()
         self._index()
-        found = [held for held in self._of_key(name, key) if held.end + held.kept > now]
-        ordered = [(held.status != OPEN, held.end <= now, held.end, i, held) for i, held in enumerate(found)]
-        return [row[-1].listed(now) for row in heapq.nsmallest(count, ordered)]
+        holds = self._by_key.get((name, key))
+        if holds is None:
+            return []
+        known = [held for held in holds.unsettled.values() if held.end + held.kept > now]
+        ordered = [(held.end <= now, held.end, i, held) for i, held in enumerate(known)]
+        found = [row[-1] for row in heapq.nsmallest(count, ordered)]
+        for held in holds.by_id.values():
+            if len(found) >= count:
+                break
+            if held.status != OPEN and held.end + held.kept > now:
+                found.append(held)
+        return [held.listed(now) for held in found]
 
     def read_hold(self, name: str, key: str, hold_id: str) -> ListedHold | None:
         now = self._begin()
@@ -577,10 +588,6 @@ class MemoryHolds:
         if holds is not None and holds.open >= most and holds.open_at(now) >= most:
             refuse_more_holds(key, most)
 
-    def _of_key(self, name: str, key: str) -> list[MemoryHold]:
-        holds = self._by_key.get((name, key))
-        return [] if holds is None else list(holds.by_id.values())
-
     def _add(self, held: MemoryHold) -> None:
         """Let a hold be found by its key and its id."""
         holds = self._by_key.get((held.table.name, held.key))
@@ -590,6 +597,7 @@ class MemoryHolds:
         holds.by_id[held.hold_id] = held
         if held.status == OPEN:
             holds.open += 1
+            holds.unsettled[held.hold_id] = held
             self._indexed.add(held)
         else:
             self._remember(held)
@@ -597,6 +605,7 @@ class MemoryHolds:
     def _remember(self, held: MemoryHold) -> None:
         """Remember a hold that was settled, and forget the oldest ones if there are too many."""
         self._indexed.remove(held)
+        self._by_key[held.table.name, held.key].unsettled.pop(held.hold_id, None)
         held.let_go()
         self._ended.append(held)
         if len(self._ended) > self._max_ended:
@@ -654,6 +663,7 @@ class MemoryHolds:
         holds = self._by_key.get((held.table.name, held.key))
         if held.indexed and holds is not None:
             holds.by_id.pop(held.hold_id, None)
+            holds.unsettled.pop(held.hold_id, None)
             if not holds.by_id:
                 self._by_key.pop((held.table.name, held.key), None)
 
@@ -661,8 +671,11 @@ class MemoryHolds:
         """The holds under a name that have taken something of a limit, of all keys or of one."""
         self._index()
         counted = {piece.identity for piece in limit.pieces}
-        keys = [key] if key is not None else [one[1] for one in self._by_key if one[0] == name]
-        found = [held for one in keys for held in self._of_key(name, one) if held.status == OPEN]
+        if key is None:
+            known = [holds for one, holds in self._by_key.items() if one[0] == name]
+        else:
+            known = [holds for holds in [self._by_key.get((name, key))] if holds is not None]
+        found = [held for holds in known for held in holds.unsettled.values()]
         return [held for held in found if not counted.isdisjoint([piece.limit.identity for piece in held.pieces()])]
 
     def forget(self, holds: list[MemoryHold]) -> None:

@@ -143,8 +143,10 @@ local function save(bucket, limit)
     end
     call('SET', bucket.key, stored, 'PX', expiry)
     bucket.known = true
-  elseif bucket.known then
-    call('DEL', bucket.key)
+  else
+    if bucket.known then
+      call('DEL', bucket.key)
+    end
     if bucket.due then
       release().drop(bucket)
     end
