@@ -403,6 +403,16 @@ def test_what_can_not_be_counted_is_refused_and_changes_nothing(clock: ManualClo
     assert limiter.peek("a").remaining == 3
 
 
+@pytest.mark.parametrize("hold_id", [None, "id"])
+def test_a_settlement_that_can_not_be_counted_is_refused(clock: ManualClock, hold_id: str | None) -> None:
+    limiter = make("10/day", clock)
+    hold = limiter.hold("a", hold_id=hold_id)
+    with pytest.raises(InvalidInput, match=f"cost: expected at most {2**53 - 1} in all, got {2**53}"):
+        hold.settle(2**53)
+    assert (hold.state, limiter.peek("a").remaining) == ("open", 9)
+    assert hold.settle(2**53 - 1).remaining == 0
+
+
 async def test_a_hold_that_nobody_has_awaited_says_so(clock: ManualClock) -> None:
     limiter = make("10/day", clock)
     with pytest.raises(HoldError, match="expected `await` before it, or `async with`, got neither"):

@@ -93,7 +93,7 @@ class UnknownHold(HoldError):
     def __init__(self, key: str, hold_id: str) -> None:
         self.key = key
         self.hold_id = hold_id
-        super().__init__(f"unknown hold {hold_id!r} of {key!r}: it was never made, or it ended too long ago")
+        super().__init__(f"unknown hold {hold_id!r:.210} of {key!r:.210}: it was never made, or it ended too long ago")
 
 
 class SessionClosed(HeadgateError):

@@ -634,6 +634,8 @@ def test_f1_a_repeated_id_holds_once_and_ids_belong_to_their_agents(gate: Gate) 
         ({"costs": {}, "session": ""}, "session: expected 1 to 128 printable characters"),
         ({"costs": {}, "session": "a\tb"}, "session: expected 1 to 128 printable characters"),
         ({"costs": {}, "session": True}, "session: expected 1 to 128 printable characters"),
+        ({"costs": {}, "session": 10**128}, "session: expected 1 to 128 printable characters"),
+        ({"costs": {}, "session": 10**5000}, "session: expected 1 to 128 printable characters"),
         ({"costs": {}, "lease": 0}, "hold lease: expected"),
         ({"costs": {}, "lease": 3601}, "hold lease: expected at most 3600 seconds (accounts.max_lease), got 3601"),
         ({"costs": {}, "hold_id": ""}, "hold_id: expected 1 to 200 characters"),
@@ -648,6 +650,12 @@ def test_f1_a_hold_that_makes_no_sense_is_refused_and_counts_nothing(
         gate.hold(**{"agent": "planner", **arguments})
     assert str(error.value).startswith(text), error.value
     assert left(gate, "planner") == before
+
+
+@pytest.mark.parametrize("paths", [5, "acme"])
+def test_f1_accounts_are_asked_for_by_their_paths(gate: Gate, paths: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"^accounts: expected paths of accounts, such as \['acme', 'acme/search'\]"):
+        gate.accounts(paths)
 
 
 def test_f1_names_with_slashes_share_no_ids_and_no_counts(store: Store) -> None:

@@ -232,7 +232,9 @@ def check_session(session: object) -> str:
     """The id of a session, "" for none."""
     if session is None:
         return ""
-    text = str(session) if isinstance(session, int) and not isinstance(session, bool) else session
+    text = session
+    if isinstance(session, int) and not isinstance(session, bool) and session.bit_length() <= 4 * MAX_ACCOUNT:
+        text = str(session)  # of more digits Python may refuse it
     if not is_name(text):
         refuse("session", f"1 to {MAX_ACCOUNT} printable characters, or None for no session", session)
     return str(text)

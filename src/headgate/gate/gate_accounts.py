@@ -87,6 +87,8 @@ class GateAccounts(GateHolds):
         return await adrive(self._read_accounts(paths), acall_store)
 
     def _read_accounts(self, paths: Iterable[str]) -> Flow[StoreCall, list[AccountStatus]]:
+        if isinstance(paths, str) or not isinstance(paths, Iterable):
+            refuse("accounts", "paths of accounts, such as ['acme', 'acme/search']", paths)
         held: dict[str, dict[Bound, int]] = {}
         found = []
         for path in paths:

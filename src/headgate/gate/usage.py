@@ -47,6 +47,8 @@ def usage_groups(by: Iterable[str], accounts: Accounts) -> tuple[str, ...]:
     "tool" or "resource". They may be one text, with commas between them.
     """
     known = [*PERIODS, "account", *accounts.levels[: accounts.agent_level], "agent", "tool", RESOURCE]
+    if not isinstance(by, Iterable):
+        refuse("by", f"some of {', '.join(dict.fromkeys(known))}", by)
     groups = tuple(by.split(",")) if isinstance(by, str) else tuple(by)
     for group in groups:
         if group not in known:
