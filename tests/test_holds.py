@@ -27,6 +27,7 @@ from headgate.limits.notation import parse
 from headgate.stores.base import Ask
 from headgate.stores.hold_ids import HOLD_IDS
 from headgate.stores.holds import MAX_OPEN_HOLDS
+from headgate.wait_queue import WaitQueues
 
 
 @pytest.fixture
@@ -696,7 +697,7 @@ class Resources:
 def of_resources(clock: ManualClock, **options: Any) -> tuple[Resources, Hold]:
     owner = Resources(MemoryStore(clock=clock))
     attempt = attempt_at(owner, owner.asks(50, 8), hold_id="one", **options)
-    return owner, attempt.made(attempt.ask())
+    return owner, attempt.run(WaitQueues(), "a", 0)
 
 
 def attempt_at(
@@ -751,12 +752,10 @@ def test_f1_an_attempt_passes_on_what_the_hold_is_kept_with(clock: ManualClock) 
     assert found is not None
     assert (found.note, found.shape) == ("who", "what")
     asks = owner.asks(60, 1)
-    denied = attempt_at(owner, asks, make=Own)
-    other = denied.made(denied.ask())
+    other = attempt_at(owner, asks, make=Own).run(WaitQueues(), "a", 0)
     assert (bool(other), isinstance(other, Own)) == (False, True)
     assert [bool(part) for part in other.parts] == [False, True]
-    forced = attempt_at(owner, asks, forced=True)
-    granted = forced.made(forced.ask())
+    granted = attempt_at(owner, asks, forced=True).run(WaitQueues(), "a", 0)
     assert (granted.state, bool(granted.decision), owner.left()) == ("open", False, [0, 1])
     assert not granted.extend({"usd": 5})
     assert granted._costs == (60, 6)

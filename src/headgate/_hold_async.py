@@ -34,10 +34,10 @@ async def _give_back(attempt: "HoldAttempt[Any]") -> None:
 
 async def run(attempt: "HoldAttempt[H]", queues: WaitQueues, key: str, timeout: object) -> H:
     if timeout == 0:
-        return await made(attempt, await ask(attempt))
+        return await _finish(attempt, await ask(attempt))
     clock = attempt._store.clock
     decision = await aacquire(queues, key, clock, timeout, attempt.aperform, recheck=attempt.recheck)
-    return await made(attempt, decision)
+    return await _finish(attempt, decision)
 
 
 async def perform(attempt: "HoldAttempt[Any]", verb: Verb) -> "Decision":
@@ -47,8 +47,8 @@ async def perform(attempt: "HoldAttempt[Any]", verb: Verb) -> "Decision":
     return await attempt._store.aapply(verb, asks, low)
 
 
-async def made(attempt: "HoldAttempt[H]", decision: "Decision") -> H:
-    hold = attempt._made(decision)
+async def _finish(attempt: "HoldAttempt[H]", decision: "Decision") -> H:
+    hold = attempt._handle(decision)
     if attempt._may_be_granted(hold):
         await _give_back(attempt)
     return hold

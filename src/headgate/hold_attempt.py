@@ -73,9 +73,9 @@ class HoldAttempt(Generic[AnyHold]):
     def run(self, queues: WaitQueues, key: str, timeout: object) -> AnyHold:
         """Ask for the hold, and with a timeout wait for it in the line of a key."""
         if timeout == 0:
-            return self.made(self.ask())
+            return self._finish(self.ask())
         clock = self._store.clock
-        return self.made(acquire(queues, key, clock, timeout, self.perform, recheck=self.recheck))
+        return self._finish(acquire(queues, key, clock, timeout, self.perform, recheck=self.recheck))
 
     def arun(self, queues: WaitQueues, key: str, timeout: object) -> Coroutine[Any, Any, AnyHold]:
         return _hold_async.run(self, queues, key, timeout)
@@ -99,9 +99,9 @@ class HoldAttempt(Generic[AnyHold]):
         self._answer = answer
         return answer.decision
 
-    def made(self, decision: Decision) -> AnyHold:
-        """The hold on which this was the last decision."""
-        hold = self._made(decision)
+    def _finish(self, decision: Decision) -> AnyHold:
+        """The hold on which this was the last decision. One that a server may have made all the same is given back."""
+        hold = self._handle(decision)
         if self._may_be_granted(hold):
             self._give_back()
         return hold
@@ -113,9 +113,9 @@ class HoldAttempt(Generic[AnyHold]):
     def denied(self, decision: Decision) -> AnyHold:
         """The hold, if it is denied by something other than its limits. The store isn't asked."""
         self._begin()
-        return self._made(decision)
+        return self._handle(decision)
 
-    def _made(self, decision: Decision) -> AnyHold:
+    def _handle(self, decision: Decision) -> AnyHold:
         answer = self._answer
         if answer is None or answer.state == DENIED:
             parts = answer.parts if answer is not None and answer.decision is decision else ()

@@ -29,14 +29,14 @@ from headgate.gate.account_holds import (
 from headgate.gate.accounts import NO_ACCOUNT, Bound, is_within
 from headgate.gate.gate_changes import GateChanges
 from headgate.gate.lookup import AGENTS, Lookup
-from headgate.gate.policy import check_agent
+from headgate.gate.policy import Policy, check_agent
 from headgate.holds import PendingHold, check_id, found_hold, lease_of, read_terms
 from headgate.limits.budget import Budget
 from headgate.limits.decision import NEVER, Decision, Limit, Outcome, Violation
 from headgate.limits.fixed import BLOCKED
 from headgate.limits.numbers import Number
 from headgate.limits.violations import Standing
-from headgate.stores.base import Ask, Offence
+from headgate.stores.base import Ask, Offence, Store
 from headgate.stores.hold_ids import HOLD_IDS
 from headgate.stores.holds import (
     OPEN,
@@ -66,13 +66,13 @@ class StoreCall(NamedTuple):
 class GateHolds(GateChanges):
     """The holds of a gate, and the alerts that they raise."""
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, policy: Policy, store: Store, remember: object) -> None:
         self._hold_queues: Final = WaitQueues()
         self._templates: tuple[Lookup | None, dict[tuple[object, ...], HoldTemplate]] = (None, {})
         self._context: HoldContext | None = None
         # By budget, whatever its amount: the last share that was told, the period, and the budget as it was.
         self._alerted: dict[tuple[Bound, object], tuple[float, int, Budget]] = {}
-        super().__init__(*arguments)
+        super().__init__(policy, store, remember)
 
     def hold(
         self,
