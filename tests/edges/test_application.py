@@ -120,7 +120,11 @@ async def start(app: Any) -> list[Any]:
 
 async def test_an_application_doesnt_start_with_a_store_that_cant_be_used(redis_server: Server) -> None:
     url = redis_server.url.replace("://", "://nobody:secret@")
-    failed, *more = await start(RateLimitMiddleware(shop(), "1/minute", store=url))
+    more: list[Any] = [None]
+    failed: Any = None
+    for _ in range(5):
+        if more:  # the first time, or the server didn't answer in time: the application starts without it then
+            failed, *more = await start(RateLimitMiddleware(shop(), "1/minute", store=url))
     assert (failed["type"], more) == ("lifespan.startup.failed", [])
     assert failed["message"].startswith("RateLimitMiddleware store: ")
     assert "secret" not in failed["message"]

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import Decimal
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from headgate.errors import refuse
@@ -41,6 +42,8 @@ from headgate.limits.numbers import whole
 from headgate.limits.units import in_units
 from headgate.stores.base import Ask
 from headgate.stores.holds import EXPIRED, OPEN, ListedHold, UsageRow
+
+_widest: Final = lru_cache(4096)(Budget.widest)  # a budget is made of texts
 
 _LISTED: Final = 10_000  # open holds that are looked at to list some
 _COUNTED: Final = 1000  # the same to tell what is held
@@ -122,7 +125,7 @@ class GateAccounts(GateHolds):
         peeked = list(made)
         for place, row in enumerate(asks.rows, asks.first_limit):
             if isinstance(row.limit, Budget):
-                peeked[place] = peeked[place].with_limit(row.limit.widest())
+                peeked[place] = peeked[place].with_limit(_widest(row.limit))
         parts: tuple[Decision, ...] = yield StoreCall(store.peek_each, store.apeek_each, (peeked, self._lookup.low))
         held = None if known is None else known.get(asks.root)
         if held is None:

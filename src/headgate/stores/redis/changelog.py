@@ -10,6 +10,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from headgate.errors import StoreAway
@@ -141,7 +142,7 @@ class _Follower(threading.Thread):
 
     def _listen(self) -> None:
         with self._clients.client().pubsub(ignore_subscribe_messages=True) as pubsub:  # type: ignore[no-untyped-call]
-            pubsub.subscribe(self._channel)
+            _ask(pubsub.subscribe, self._channel)
             _next_message(pubsub)
             self._on_change(True)
             while not self._stopped.is_set():
@@ -151,8 +152,12 @@ class _Follower(threading.Thread):
 
 def _next_message(pubsub: Any) -> object:
     """The next message, or None after a while."""
+    return _ask(partial(pubsub.get_message, timeout=_POLL))
+
+
+def _ask(method: Callable[..., object], *arguments: object) -> object:
     try:
-        return pubsub.get_message(timeout=_POLL)
+        return method(*arguments)
     except FAULTS as error:  # redis-py raises anything if its client is closed meanwhile
         raise StoreAway(describe_error(error)) from error
 
