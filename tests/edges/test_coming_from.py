@@ -10,7 +10,7 @@ from uuid import uuid4
 import limits
 import pytest
 import slowapi
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from throttled import Throttled
 from throttled.constants import RateLimiterType
@@ -71,8 +71,15 @@ def several(one: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 
 @given(several(one_limit))
+@example("833939/343year")
 def test_every_limit_string_of_limits_means_the_same_here(text: str) -> None:
-    assert list(parse(text).parts) == of_limits(text)
+    try:
+        there = of_limits(text)
+    except InvalidInput:  # of a bucket, which some long times can't fill exactly
+        with pytest.raises(InvalidInput, match="that can be counted exactly"):
+            parse(text)
+    else:
+        assert list(parse(text).parts) == there
 
 
 @given(several(one_quota))
