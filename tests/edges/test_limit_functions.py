@@ -234,7 +234,7 @@ def test_a_new_limit_for_every_request_is_bounded_and_warned_of(caplog: pytest.L
 
     for number in range(1, 5000):
         assert check(f"{number}/minute", "a")
-    assert max(len(function._made), len(function._parsed)) <= 1000
+    assert max(len(function._made), len(function._by_text)) <= 1000
     assert caplog.text.count("middleware limiter: the function has returned 1000 different limits") == 1
     assert not check("1/minute", "a"), "what was forgotten here is counted in the store"
     clock.advance(60)

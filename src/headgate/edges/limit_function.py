@@ -29,21 +29,27 @@ class LimitFunction(Generic[T]):
         self.where: Final = where
         self.function: Final = function
         self._make: Final = make
-        self._parsed: Final[dict[str, Limit]] = {}
         self._made: Final[dict[Limit, T]] = {}
+        self._by_text: Final[dict[str, T]] = {}  # the same; one limit may have several texts
         self._warned = False
 
     def find(self, given: object) -> T:
         """What counts the limit that the function has returned."""
-        limit = given if isinstance(given, Limit) else self._parsed.get(given) if type(given) is str else None
-        if limit is None:
-            limit = self._parse(given)
+        found = self._by_text.get(given) if type(given) is str else None
+        if found is not None:
+            return found
+        limit = given if isinstance(given, Limit) else self._parse(given)
         found = self._made.get(limit)
         if found is None:
             if len(self._made) >= _MOST_LIMITS:
                 self._made.clear()  # no count is lost: the store has them, by their limit
+                self._by_text.clear()
                 self._warn()
             found = self._made[limit] = self._make(limit)
+        if type(given) is str:
+            if len(self._by_text) >= _MOST_LIMITS:
+                self._by_text.clear()
+            self._by_text[given] = found
         return found
 
     def _parse(self, given: object) -> Limit:
@@ -53,14 +59,9 @@ class LimitFunction(Generic[T]):
                 f" characters, got {size}: {reprlib.repr(given)}"
             )
         try:
-            limit = limit_of("limit", given)
+            return limit_of("limit", given)
         except InvalidInput as error:
             raise InvalidInput(f"{self.where}: expected a function that returns a limit or its text; {error}") from None
-        if type(given) is str:
-            if len(self._parsed) >= _MOST_LIMITS:
-                self._parsed.clear()
-            self._parsed[given] = limit
-        return limit
 
     def _warn(self) -> None:
         if not self._warned:
