@@ -502,6 +502,7 @@ def test_a_reset_forgets_the_holds_of_a_key(clock: ManualClock) -> None:
         ({"on_expiry": "burn"}, "hold on_expiry: expected 'keep' or 'release', got 'burn'"),
         ({"keep": 31_536_000}, "hold keep: expected at most 604800 seconds"),
         ({"max_age": -1}, "hold max_age: expected a number of seconds"),
+        ({"timeout": Decimal("sNaN")}, r"timeout: expected a number of seconds, 0 or more, got Decimal\('sNaN'\)"),
     ],
 )
 def test_bad_input_is_refused_and_nothing_is_counted(clock: ManualClock, options: dict[str, object], text: str) -> None:

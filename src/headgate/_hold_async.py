@@ -33,7 +33,7 @@ async def _give_back(attempt: "HoldAttempt[Any]") -> None:
 
 
 async def run(attempt: "HoldAttempt[H]", queues: WaitQueues, key: str, timeout: object) -> H:
-    if timeout == 0:
+    if isinstance(timeout, int) and timeout == 0:
         return await _finish(attempt, await ask(attempt))
     clock = attempt._store.clock
     decision = await aacquire(queues, key, clock, timeout, attempt.aperform, recheck=attempt.recheck)

@@ -72,7 +72,7 @@ class HoldAttempt(Generic[AnyHold]):
 
     def run(self, queues: WaitQueues, key: str, timeout: object) -> AnyHold:
         """Ask for the hold, and with a timeout wait for it in the line of a key."""
-        if timeout == 0:
+        if isinstance(timeout, int) and timeout == 0:
             return self._finish(self.ask())
         clock = self._store.clock
         return self._finish(acquire(queues, key, clock, timeout, self.perform, recheck=self.recheck))

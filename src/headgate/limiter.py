@@ -209,7 +209,7 @@ class Limiter(LimiterChecks, Closable):
         """`hold`, to be awaited, or used in `async with`."""
 
         async def hold() -> Hold:
-            if self._local is not None and timeout == 0:
+            if self._local is not None and isinstance(timeout, int) and timeout == 0:
                 return self.hold(
                     key, cost, lease=lease, hold_id=hold_id, on_expiry=on_expiry, keep=keep, max_age=max_age
                 )

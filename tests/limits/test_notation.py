@@ -87,6 +87,12 @@ def test_parse_refuses(bad: str) -> None:
     assert str(caught.value) == f"limit {bad!r}: expected {EXPECTED}, got {part!r}"
 
 
+def test_a_refusal_shows_the_start_of_a_long_text() -> None:
+    with pytest.raises(InvalidInput, match=r"limit '5/minute5/minute.*: expected 'COUNT/UNIT'") as refused:
+        parse("5/minute" * 50_000)
+    assert len(str(refused.value)) < 500
+
+
 @pytest.mark.parametrize(
     "bad", ["500 usd/month", "5/calendar", "5/calendar minute", "5/2 calendar days", "5 calendar days",
             "5/calendar day in", "5/calendar day in Europe/Bérlin", "5/calendar day burst 3", "5 in", "5 in total",

@@ -103,9 +103,9 @@ def _parse_one(part: str, text: str, unit: str, expected: str, zone: str) -> Lim
     try:
         limit = _rate(part) or _budget(part, unit, zone)
     except InvalidInput as error:
-        raise InvalidInput(f"limit {text!r}: {error}") from None
+        raise InvalidInput(f"limit {text!r:.100}: {error}") from None
     if limit is None:
-        refuse(f"limit {text!r}", expected or (_BUDGETS if _LIKE_BUDGET.search(part) else _RATES), part)
+        refuse(f"limit {text!r:.100}", expected or (_BUDGETS if _LIKE_BUDGET.search(part) else _RATES), part)
     return limit
 
 
