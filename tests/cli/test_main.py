@@ -413,6 +413,23 @@ def test_policy_check_notes_that_a_rate_of_money_is_no_budget(tmp_path: Path) ->
     )
 
 
+def test_policy_check_notes_an_account_that_is_nearly_another(tmp_path: Path) -> None:
+    path = tmp_path / "headgate.toml"
+    path.write_text(
+        '[accounts.at."acme/search"]\nusd = "5/calendar day"\n'
+        '[agents.a]\naccount = "acme/search"\n[agents.b]\naccount = "acme/billing"\n'
+        '[agents."c d"]\naccount = "acme/serach"\n'
+    )
+    result = run("policy", "check", str(path))
+    assert (result.returncode, result.stderr) == (
+        0,
+        (
+            "note: agents.\"c d\".account is 'acme/serach', which has no limits of its own; "
+            "did you mean 'acme/search'?\n"
+        ),
+    )
+
+
 def test_policy_check_lists_all_mistakes(tmp_path: Path) -> None:
     path = tmp_path / "headgate.toml"
     path.write_text("warn_at = 9\n[limits]\nheavy = 5\n")

@@ -3,6 +3,7 @@
 import argparse
 import re
 from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any, Final
 
 from headgate.cli.account_limits import note_rate_of_money
@@ -10,9 +11,10 @@ from headgate.cli.answers import local_time, shown
 from headgate.cli.hub_commands import Rows
 from headgate.cli.hub_options import add_hub_options, hub_from
 from headgate.cli.parser import Commands, UsageError, add_command, add_group
-from headgate.cli.terminal import YELLOW, Cell, Column, print_json, print_table
+from headgate.cli.terminal import YELLOW, Cell, Column, print_error, print_json, print_table
 from headgate.errors import printable
 from headgate.gate.policy import Policy, PolicyError, read_toml
+from headgate.gate.toml_text import toml_key
 from headgate.hub.settings import HubSettings
 
 _CHANGE = ("path", "value", "default")
@@ -61,7 +63,20 @@ def _check(options: argparse.Namespace) -> int:
     for path, value, _ in changed:
         if _ACCOUNT_LIMIT.fullmatch(path):
             note_rate_of_money(path, path.rpartition(".")[2], value)
+    _note_misspelt_accounts(policy)
     return 0
+
+
+def _note_misspelt_accounts(policy: Policy) -> None:
+    """Print a note for each agent whose account has no limits of its own, but one with nearly the same path has."""
+    limited = [path for path, _ in policy.accounts.at.items()]
+    for agent, account in policy.agent_accounts.items():
+        near = [] if account in limited else get_close_matches(account, limited, 1, 0.85)
+        if near:
+            print_error(
+                f"note: agents.{toml_key(agent)}.account is {account!r}, which has no limits of its own; "
+                f"did you mean {near[0]!r}?"
+            )
 
 
 def _load(file: str) -> tuple[Policy, HubSettings]:
