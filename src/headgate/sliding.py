@@ -23,7 +23,7 @@ from headgate.stores.base import Store, WindowStore
 from headgate.stores.urls import aclose_store, client_store, close_store, make_store
 
 if TYPE_CHECKING:
-    from headgate.stores.redis.clients import AsyncClient
+    from headgate.stores.redis.client_urls import AsyncClient
 
 
 @dataclass(frozen=True, slots=True)

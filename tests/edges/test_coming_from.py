@@ -20,7 +20,7 @@ from throttled.rate_limiter.quota_parser import parse as parse_quota
 from headgate import Decision, Gate, InvalidInput, Limiter, MemoryStore, RedisStore, TokenBucket, parse
 from headgate.edges.asgi import RateLimitMiddleware
 from headgate.edges.guard import Options
-from headgate.stores.redis.clients import _parse
+from headgate.stores.redis.client_urls import _parse
 from tests.support.valkey import Server, wait_for
 
 pytestmark = pytest.mark.once

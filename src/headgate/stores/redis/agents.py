@@ -12,9 +12,12 @@ import redis
 from headgate.errors import StoreAway
 from headgate.events import emit
 from headgate.stores.base import AddOutcome, ReplaceOutcome
-from headgate.stores.redis.clients import ERRORS, AsyncClient, Clients, describe_error, text_of
+from headgate.stores.redis.client_urls import AsyncClient
+from headgate.stores.redis.clients import Clients
 from headgate.stores.redis.fallback import CircuitBreaker
 from headgate.stores.redis.generation import AGENTS, RedisGeneration
+from headgate.stores.redis.resp import text_of
+from headgate.stores.redis.server_errors import ERRORS, describe_error
 
 _MAX_CALLS: Final = 16  # under way at the same time, so that many agents at once need few connections
 _RETRY_AFTER: Final = 0.25  # seconds until a lost connection is tried again

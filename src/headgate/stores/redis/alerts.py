@@ -4,9 +4,11 @@ from typing import Any, Final
 
 from headgate.errors import StoreAway
 from headgate.stores.base import MAX_ALERTS, AlertOutcome
-from headgate.stores.redis.clients import ERRORS, Clients, describe_error, text_of
+from headgate.stores.redis.clients import Clients
 from headgate.stores.redis.keys import FORMAT
+from headgate.stores.redis.resp import text_of
 from headgate.stores.redis.script import part
+from headgate.stores.redis.server_errors import ERRORS, describe_error
 
 _CHANGE: Final = part("alerts.lua")
 _KEPT_FOR: Final = 86_400_000  # milliseconds without a change, after which an alert is forgotten

@@ -22,10 +22,11 @@ from redis.exceptions import NoScriptError
 from headgate.errors import HeadgateError, StoreAway
 from headgate.lifecycle import new_lock
 from headgate.limits.clock import ManualClock
-from headgate.stores.redis.clients import ERRORS, FAULTS, Clients, Reply, describe_error, running_loop
+from headgate.stores.redis.clients import Clients, Reply, running_loop
 from headgate.stores.redis.fallback import CircuitBreaker
 from headgate.stores.redis.protocol import Answer, ForeignData, Request, command, read_all
 from headgate.stores.redis.script import DIGEST, SOURCE
+from headgate.stores.redis.server_errors import ERRORS, FAULTS, describe_error
 from headgate.stores.traffic import Traffic
 
 MAX_BATCH: Final = 256

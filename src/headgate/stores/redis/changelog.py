@@ -17,8 +17,9 @@ from headgate.errors import StoreAway
 from headgate.lifecycle import after_fork
 from headgate.stores.base import Change, Edit, LogPage
 from headgate.stores.change_rows import to_changes, to_edit, to_rows
-from headgate.stores.redis.clients import ERRORS, FAULTS, Clients, describe_error
+from headgate.stores.redis.clients import Clients
 from headgate.stores.redis.generation import CHANGE_LOG, RedisGeneration
+from headgate.stores.redis.server_errors import ERRORS, FAULTS, describe_error
 
 _POLL: Final = 0.1  # seconds that one wait for a message takes at most; closing waits for it
 _RETRY: Final = 0.25  # seconds until a lost connection is tried again

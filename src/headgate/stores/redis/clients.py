@@ -1,74 +1,28 @@
-"""Clients of redis-py: made from a URL, or the application's own.
-
-| URL                                            | the store is                                              |
-|------------------------------------------------|-----------------------------------------------------------|
-| redis://[[user]:password@]host[:port][/db]     | one server; rediss:// with TLS; valkey:// means the same  |
-| unix:///path/to/socket                         | one server, through a socket here; redis+unix:// as well   |
-| redis+sentinel://host:port,host:port/name[/db] | the master of that name, found by these Sentinels         |
-| redis+cluster://host:port,host:port            | a cluster, found by these nodes of it                     |
-
-The query goes to redis-py: `?ssl_ca_certs=ca.pem`. A prefix `async+` changes nothing.
-"""
+"""Clients of redis-py: made from a URL, or the application's own."""
 
 import asyncio
-import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
-from inspect import signature
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Final, TypeAlias, TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
 from weakref import WeakKeyDictionary
 
 import redis
 import redis.asyncio
-import redis.asyncio.cluster
-import redis.asyncio.retry
-import redis.asyncio.sentinel
-import redis.backoff
-import redis.cluster
-import redis.retry
-import redis.sentinel
-from redis.exceptions import (
-    ChildDeadlockedError,
-    MaxConnectionsError,
-    ReadOnlyError,
-    RedisClusterException,
-    RedisError,
-)
+from redis.exceptions import MaxConnectionsError
 
 from headgate.errors import HeadgateError, InvalidInput, StoreAway
 from headgate.flow import no_event_loop
 from headgate.lifecycle import new_lock
 from headgate.stores.redis.bounded_calls import BoundedCalls
+from headgate.stores.redis.client_urls import AsyncClient, Client, client_factories
 from headgate.stores.redis.connection_cache import ConnectionCache
-from headgate.stores.redis.resp import pack_in_c
-from headgate.stores.schemes import scheme_of, wrong_url
+from headgate.stores.redis.server_errors import ERRORS, STALE_CLIENT, lost_connection
 
-Client: TypeAlias = redis.Redis | redis.RedisCluster
-AsyncClient: TypeAlias = redis.asyncio.Redis | redis.asyncio.RedisCluster
 Command: TypeAlias = list[Any]
 Reply: TypeAlias = Any
 T = TypeVar("T")
 
-ERRORS: Final = (RedisError, RedisClusterException, ChildDeadlockedError, OSError)
-"""Errors of a server, or on the way to it."""
-
-FAULTS: Final = (
-    *ERRORS,
-    HeadgateError,
-    *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError),
-)
-"""All that a call to a server may raise, one that answers nonsense included.
-
-Any other exception is somebody else's: that of a signal handler, or of gevent. It ends the call and is passed on.
-"""
-
-STALE_CLIENT: Final = (ReadOnlyError, RedisClusterException)
-"""The client knows no master, or one that no longer is one."""
-
-_CLOSED_BY_UVLOOP: Final = "the handler is closed"  # the end of its RuntimeError for a connection closed meanwhile
-_PORTS: Final = {"+sentinel": 26379, "+cluster": 6379}  # where none is named
 _CALL_TIMEOUTS: Final = 4  # that a call other than a check may take
 _MIN_POOL_SIZE: Final = 16  # connections: a pool that has fewer can't spare those of a `ConnectionCache`
 _POOL_POLL: Final = 0.002  # seconds until a pool that has no free connection is asked again
@@ -96,7 +50,7 @@ class Clients:
         )
         self._closers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[None]]] = WeakKeyDictionary()
         if isinstance(where, str):
-            self._from_url(where, timeout)
+            self._make, self._make_async, self.cluster = client_factories(where, timeout)
         else:
             for client in where if isinstance(where, tuple) else (where,):
                 self._take(client)
@@ -109,40 +63,6 @@ class Clients:
         else:
             raise InvalidInput(f"RedisStore: expected a URL or clients of redis-py, got {client!r:.100}")
         self.cluster = isinstance(client, (redis.RedisCluster, redis.asyncio.RedisCluster))
-
-    def _from_url(self, url: str, timeout: float) -> None:
-        scheme, kind, options, nodes, name = _parse(url)
-        options = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "protocol": 2} | options
-        retry = redis.retry.Retry(redis.backoff.NoBackoff(), 0)  # a request may have been counted: never sent twice
-        aretry = redis.asyncio.retry.Retry(redis.backoff.NoBackoff(), 0)
-        ours = {key: options[key] for key in ("socket_timeout", "socket_connect_timeout", "protocol")}
-        options |= {"ssl": True} if scheme in ("rediss", "valkeys") else {}
-        if kind == "+cluster":
-            self.cluster = True
-            own = {"ssl", *signature(redis.RedisCluster).parameters}
-            others = {key: value for key, value in options.items() if key not in own}
-            connection = redis.SSLConnection if options.get("ssl") else redis.Connection
-            _check_options(url, redis.ConnectionPool(connection, **others))
-            starts = [redis.cluster.ClusterNode(*node) for node in nodes]  # type: ignore[no-untyped-call]
-            astarts = [redis.asyncio.cluster.ClusterNode(*node) for node in nodes]
-            self._make = lambda: redis.RedisCluster(startup_nodes=starts, retry=retry, **options)
-            self._make_async = lambda: redis.asyncio.RedisCluster(startup_nodes=astarts, retry=aretry, **options)
-        elif kind == "+sentinel":
-            to_sentinels, ato_sentinels = {**ours, "retry": retry}, {**ours, "retry": aretry}
-            sentinel = redis.sentinel.Sentinel(nodes, sentinel_kwargs=to_sentinels)  # type: ignore[no-untyped-call]
-            self._make = lambda: sentinel.master_for(name, retry=retry, **options)  # type: ignore[no-untyped-call]
-            _check_options(url, self._make().connection_pool)
-            self._make_async = lambda: _asentinel(nodes, ato_sentinels).master_for(name, retry=aretry, **options)
-        else:
-            plain = f"{scheme.replace('valkey', 'redis')}://{url.partition('://')[2]}"
-            try:
-                redis.connection.parse_url(plain)  # type: ignore[no-untyped-call]
-            except ValueError as error:
-                wrong = wrong_url(url)
-                raise wrong if "@" in url else InvalidInput(f"{wrong}: {error}") from None  # no part of a password
-            self._make = lambda: redis.Redis.from_url(plain, retry=retry, **ours)
-            _check_options(url, self._make().connection_pool)
-            self._make_async = lambda: pack_in_c(redis.asyncio.Redis.from_url(plain, retry=aretry, **ours))
 
     def exchange(self, commands: list[Command]) -> list[Reply]:
         """Have commands carried out for a thread: one reply to each, which may be an error."""
@@ -223,7 +143,7 @@ class Clients:
                 if not _is_pool_exhausted(error):
                     raise
             except RuntimeError as error:
-                raise _lost_connection(error) from error
+                raise lost_connection(error) from error
             await _pause(deadline)
 
     async def _wait_for_room(self, deadline: float) -> None:
@@ -384,7 +304,7 @@ async def _asend(client: AsyncClient, commands: list[Command]) -> list[Reply]:
     except ERRORS as error:
         return [error] * len(commands)
     except RuntimeError as error:
-        return [_lost_connection(error)] * len(commands)
+        return [lost_connection(error)] * len(commands)
 
 
 def _is_pool_exhausted(error: object) -> bool:
@@ -431,82 +351,3 @@ def _all_of(client: Any) -> list[Any]:
 async def _aclose(client: AsyncClient) -> None:
     for one in _all_of(client):
         await one.aclose()
-
-
-def _lost_connection(error: RuntimeError) -> redis.ConnectionError:
-    """uvloop's error for a connection that was closed meanwhile, as one of redis-py's; any other is raised again."""
-    if not str(error).endswith(_CLOSED_BY_UVLOOP):
-        raise error
-    return redis.ConnectionError(str(error))
-
-
-def _asentinel(nodes: list[tuple[str, int]], options: dict[str, Any]) -> redis.asyncio.sentinel.Sentinel:
-    return redis.asyncio.sentinel.Sentinel(nodes, sentinel_kwargs=options)  # type: ignore[no-untyped-call]
-
-
-def describe_error(error: BaseException) -> str:
-    """An error of redis-py in a few words, without secrets."""
-    return f"{type(error).__name__}: {str(error) or 'no answer in time'}"[:300]
-
-
-@contextmanager
-def server_errors() -> Iterator[None]:
-    """Raise `StoreAway` for an error of redis-py."""
-    try:
-        yield
-    except ERRORS as error:
-        raise StoreAway(describe_error(error)) from error
-
-
-def _parse(url: str) -> tuple[str, str, dict[str, Any], list[tuple[str, int]], str]:
-    """The parts of a URL: scheme, "+sentinel", "+cluster" or "", options, nodes, and the name that Sentinels know."""
-    name, plus, kind = scheme_of(url).partition("+")
-    rest = url.partition("://")[2]
-    if name == "memory" or not rest:
-        raise wrong_url(url)
-    if kind in ("", "unix"):
-        return kind or name, "", {}, [], ""
-    kind = plus + kind
-    parts = urlsplit(f"any://{rest}")
-    options: dict[str, Any] = {key: _value(value) for key, value in parse_qsl(parts.query)}
-    where = parts.netloc
-    if "@" in where:
-        user, _, where = where.rpartition("@")
-        username, _, password = user.partition(":")
-        options |= {"username": unquote(username)} if username else {}
-        options |= {"password": unquote(password)} if password else {}
-    nodes = []
-    for node in where.split(","):
-        at = re.fullmatch(r"\s*(\[[^\[\]]+\]|[^\[\]:]+)(?::([0-9]{1,5}))?\s*", node)
-        if at is None:
-            raise wrong_url(url, "host:port,host:port in the URL")
-        nodes.append((at[1].strip("[]"), int(at[2] or _PORTS[kind])))
-    master, _, db = parts.path.strip("/").partition("/")
-    if kind == "+sentinel":
-        if not master:
-            raise wrong_url(url, "the master's name, as in redis+sentinel://host:26379/name")
-        options |= {"db": int(db)} if db.isdigit() else {}
-    return name, kind, options, nodes, master
-
-
-def _check_options(url: str, pool: Any) -> None:
-    """Refuse an option in a URL that connections don't have, before one is opened."""
-    try:
-        pool.make_connection()  # which connects nothing
-    except TypeError as error:
-        query = url.partition("?")[2]
-        named = re.search(r"'(\w+)'", str(error))
-        shown = repr(named[1]) if named and "@" not in query else "another one"  # perhaps a part of a password
-        raise InvalidInput(
-            f"store: expected options of a connection of redis-py in the URL, such as socket_keepalive, got {shown}; "
-            "options of the store are arguments of RedisStore: RedisStore(url, timeout=0.5)"
-        ) from None
-
-
-def _value(text: str) -> object:
-    return int(text) if text.isdigit() else {"true": True, "false": False}.get(text.lower(), text)
-
-
-def text_of(found: bytes | str) -> str:
-    """An answer of a server as text, whether or not its client has decoded it."""
-    return found if isinstance(found, str) else found.decode(errors="surrogateescape")

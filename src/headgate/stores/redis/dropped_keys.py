@@ -3,8 +3,10 @@
 from collections import Counter
 from typing import Final
 
-from headgate.stores.redis.clients import AsyncClient, Client, Clients, server_errors
+from headgate.stores.redis.client_urls import AsyncClient, Client
+from headgate.stores.redis.clients import Clients
 from headgate.stores.redis.keys import Keys
+from headgate.stores.redis.server_errors import server_errors
 
 _SCAN_COUNT: Final = 1000  # keys that one SCAN looks at
 

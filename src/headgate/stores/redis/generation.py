@@ -8,9 +8,12 @@ from uuid import uuid4
 from headgate.errors import StoreAway, StoreLost
 from headgate.lifecycle import new_lock
 from headgate.stores.base import DataVersion
-from headgate.stores.redis.clients import ERRORS, AsyncClient, Clients, describe_error, text_of
+from headgate.stores.redis.client_urls import AsyncClient
+from headgate.stores.redis.clients import Clients
 from headgate.stores.redis.keys import FORMAT, admin_prefix
+from headgate.stores.redis.resp import text_of
 from headgate.stores.redis.script import part
+from headgate.stores.redis.server_errors import ERRORS, describe_error
 
 _LOST: Final = "the server has lost its data, or is another one"
 _MISSING: Final = "the server has lost its data, or is another, empty one"

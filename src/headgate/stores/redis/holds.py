@@ -14,7 +14,8 @@ from headgate.limits.meter import Meter
 from headgate.limits.numbers import LARGEST
 from headgate.stores.base import Ask
 from headgate.stores.holds import OPEN, HoldAnswer, HoldTerms, ListedHold, Renewal, UsageRow
-from headgate.stores.redis.clients import AsyncClient, Client, Clients, server_errors
+from headgate.stores.redis.client_urls import AsyncClient, Client
+from headgate.stores.redis.clients import Clients
 from headgate.stores.redis.executor import RequestExecutor
 from headgate.stores.redis.hold_records import HoldRecord, read_record
 from headgate.stores.redis.hold_requests import (
@@ -38,6 +39,7 @@ from headgate.stores.redis.keys import (
 from headgate.stores.redis.local_cache import LocalCaches
 from headgate.stores.redis.outage import HoldOutage
 from headgate.stores.redis.protocol import ForeignData, PeekEachRequest, Request, TimeRequest, are_distinct
+from headgate.stores.redis.server_errors import server_errors
 
 _PAGE: Final = 100  # holds that one call reads
 _SCAN_COUNT: Final = 1000  # keys that one SCAN looks at

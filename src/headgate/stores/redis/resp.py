@@ -38,3 +38,8 @@ def _packed(*words: Any) -> list[bytes]:
         return [pack_command(words)]
     packed: list[bytes] = _SERIALIZER.pack(*words)
     return packed
+
+
+def text_of(found: bytes | str) -> str:
+    """An answer of a server as text, whether or not its client has decoded it."""
+    return found if isinstance(found, str) else found.decode(errors="surrogateescape")

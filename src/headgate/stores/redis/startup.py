@@ -19,7 +19,7 @@ from headgate.errors import StoreAway, StoreError
 from headgate.flow import Flow
 from headgate.lifecycle import new_lock
 from headgate.stores.redis.batching import ScriptRunner
-from headgate.stores.redis.clients import ERRORS, describe_error
+from headgate.stores.redis.server_errors import ERRORS, describe_error
 
 PERMISSIONS: Final = "+@scripting +@read +@write +@keyspace +@pubsub +@connection +info +time ~headgate* &headgate*"
 """The permissions that a user needs, in the notation of ACL SETUSER."""

@@ -26,7 +26,8 @@ from headgate.stores.redis.batching import ScriptRunner
 from headgate.stores.redis.bookings import Bookings
 from headgate.stores.redis.cache_flusher import CacheFlusher
 from headgate.stores.redis.changelog import RedisChangeLog
-from headgate.stores.redis.clients import ERRORS, AsyncClient, Client, Clients
+from headgate.stores.redis.client_urls import AsyncClient, Client
+from headgate.stores.redis.clients import Clients
 from headgate.stores.redis.dropped_keys import adrop_keys, drop_keys
 from headgate.stores.redis.executor import RequestExecutor
 from headgate.stores.redis.fallback import CircuitBreaker, Fallback
@@ -44,6 +45,7 @@ from headgate.stores.redis.protocol import (
     StandingRequest,
     ViolationRequest,
 )
+from headgate.stores.redis.server_errors import ERRORS
 from headgate.stores.redis.startup import startup_error
 from headgate.stores.redis.windows import RedisWindows, checked_prefix
 
@@ -56,7 +58,7 @@ _log = logging.getLogger("headgate")
 class RedisStore(RedisHolds, Closable):
     """Counts in a Redis or Valkey server, so that many machines decide as one, on its clock.
 
-    `where` is a URL (see `headgate.stores.redis.clients`), or a client of redis-py, or two of them, one for threads
+    `where` is a URL (see `headgate.stores.redis.client_urls`), or a client of redis-py, or two of them, one for threads
     and one for asyncio. Every key that is stored begins with `prefix`, except those of a `RateLimiter`, which has its
     own.
 
