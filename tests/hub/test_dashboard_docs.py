@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from headgate.hub.api.agent_detail_routes import AgentDetail, AgentHold, AgentSocket, AgentTasks, Bucket
-from headgate.hub.dashboard import accounts, feed
+from headgate.hub.dashboard import accounts, feed, updates
 from headgate.hub.dashboard.accounts import AccountCard, LimitCard
 from headgate.hub.dashboard.cards import AgentCard, Summary, TaskCounts, Usage
-from headgate.hub.dashboard.feed import LiveCard, Snapshot, Update, WatchRequest
+from headgate.hub.dashboard.feed import WatchRequest
+from headgate.hub.dashboard.updates import LiveCard, Snapshot, Update
 from headgate.hub.monitoring.address_log import DeniedAddress
 from headgate.hub.monitoring.denials import Denial, DeniedAction
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT, Offender
@@ -80,11 +81,11 @@ def test_b7_the_numbers_in_the_docs_are_those_of_the_hub() -> None:
         assert IN_FRAMES[name].rstrip("| ").endswith(f": {number}")
     limits = PAGE.partition("\n## Limits\n")[2].partition("\n## ")[0]
     assert f"| {HubSettings().max_dashboards}: `--max-dashboards`" in limits
-    assert f"| cards | {feed.MAX_CARDS:,}," in limits
+    assert f"| cards | {updates.MAX_CARDS:,}," in limits
     assert f"| accounts | {accounts.MAX_ACCOUNTS}," in limits
     assert f"| limits of an account | {accounts.MAX_LIMITS}," in limits
     assert f"| accounts that are read | {accounts.MAX_READ} each second" in limits
     assert f"| {feed.MAX_QUEUED} frames wait" in limits
     assert f"wait, of {feed.MAX_QUEUED_BYTES >> 20} MiB" in limits
-    assert f"| cards in a frame | {feed._FRAME_CARDS}." in limits
+    assert f"| cards in a frame | {updates._FRAME_CARDS}." in limits
     assert f"one frame of {feed._MAX_FRAME:,} bytes" in limits

@@ -12,17 +12,18 @@ from websockets.sync.client import ClientConnection
 
 from headgate import Policy
 from headgate.gate.changes import exemption
-from headgate.hub.dashboard import feed as module
+from headgate.hub.dashboard import feed, updates
 from headgate.hub.dashboard.cards import AgentCard
-from headgate.hub.dashboard.feed import MAX_CARDS, MAX_PUBLIC, MAX_QUEUED
+from headgate.hub.dashboard.feed import MAX_PUBLIC, MAX_QUEUED
+from headgate.hub.dashboard.updates import MAX_CARDS
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT
 from tests.support.agent_connections import ended, ping
 from tests.support.hub import ADMIN, VIEWER, AgentConnection, Running, running
 from tests.support.valkey import wait_for
 
 FEW = Policy(limits={"light": "10/minute"})
-EVERY = module._INTERVAL
-FRAME = module._FRAME_CARDS
+EVERY = feed._INTERVAL
+FRAME = updates._FRAME_CARDS
 
 
 @pytest.fixture(autouse=True)
@@ -31,14 +32,14 @@ def with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
     And no update comes by itself, for which a slow machine would have time where there should be none.
     """
-    monkeypatch.setattr(module, "_ROTATED", 0)
-    monkeypatch.setattr(module, "_INTERVAL", 3600.0)
+    monkeypatch.setattr(updates, "_ROTATED", 0)
+    monkeypatch.setattr(feed, "_INTERVAL", 3600.0)
 
 
 @pytest.fixture
 def by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Updates come as they always do."""
-    monkeypatch.setattr(module, "_INTERVAL", EVERY)
+    monkeypatch.setattr(feed, "_INTERVAL", EVERY)
 
 
 class Dashboard(AgentConnection):
@@ -145,7 +146,7 @@ def test_b7_it_updates_by_itself_each_second() -> None:
 @pytest.mark.usefixtures("by_itself")
 def test_b7_the_first_dashboard_gets_updates_though_many_cards_take_several_turns() -> None:
     with running() as hub:
-        hub.run(hub.hub.gate.achange([exemption(f"agent-{number}", True) for number in range(3 * module._BATCH)]))
+        hub.run(hub.hub.gate.achange([exemption(f"agent-{number}", True) for number in range(3 * updates._BATCH)]))
         with dashboard(hub) as board:
             assert board.hear()["type"] == "update"
 
@@ -289,9 +290,9 @@ def test_b7_many_cards_come_in_several_frames_and_other_tasks_have_their_turn() 
         with dashboard(hub) as second:
             assert len(second.state["agents"]) == FRAME
             assert second.agents == first.agents
-        feed, batches = hub.hub.dashboard, len(names) // module._BATCH
-        feed._live = []
-        for work in (partial(feed._cards.of, names), partial(feed._changes, {}, set(names), 0), feed._live_cards):
+        state, batches = hub.hub.dashboard._state, len(names) // updates._BATCH
+        state._live = []
+        for work in (partial(state._cards.of, names), partial(state._changes, {}, set(names), 0), state._live_cards):
             assert hub.run(turns_during(work)) >= batches, work
 
 
@@ -357,7 +358,7 @@ def test_b7_many_who_ask_at_once_share_a_state_and_no_admin_waits_for_them(
     monkeypatch: pytest.MonkeyPatch, role: str
 ) -> None:
     with running() as hub:
-        cards = hub.hub.dashboard._cards
+        cards = hub.hub.dashboard._state._cards
         make, made = cards.of, []
 
         async def work() -> None:

@@ -9,7 +9,7 @@ from headgate.hub.api.http import DASHBOARD_STATE
 from headgate.hub.api.responses import ApiResponse
 from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.dashboard.cards import Cards, DashboardState, sees_accounts
-from headgate.hub.dashboard.feed import MAX_CARDS
+from headgate.hub.dashboard.updates import MAX_CARDS
 from headgate.hub.monitoring.account_alerts import AccountAlert, AccountAlerts
 from headgate.hub.monitoring.address_log import AddressLog, DeniedAddress
 from headgate.hub.monitoring.alerts import Alert, Alerts
