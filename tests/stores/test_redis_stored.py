@@ -22,6 +22,7 @@ from headgate import (
 )
 from headgate.limits.violations import Backoff
 from headgate.stores.base import Ask, Offence, Verb
+from headgate.stores.holds import HoldTerms
 from headgate.stores.redis import RedisStore
 from headgate.stores.redis.keys import Keys
 from headgate.stores.redis.protocol import ApplyRequest, command
@@ -283,6 +284,22 @@ def test_c5_a_key_lives_until_it_is_full_and_not_much_longer(store: RedisStore, 
             assert expires <= after + decision.reset_after * 1_000_001 + 4000, limit
         else:
             assert time_of(raw) >= before + decision.reset_after * 1_000_000, limit
+
+
+def test_c5_a_budget_expires_with_its_period_however_it_grows_and_one_in_all_a_year_after_its_last_use(
+    store: RedisStore, raw: Any
+) -> None:
+    asks = [Ask("month", "a", parse("100 tokens/calendar month"), 5), Ask("all", "a", parse("100 tokens in all"), 5)]
+    names: dict[bytes, list[tuple[bytes, int]]] = {}
+    for number in range(3):
+        store.hold(asks, 0, HoldTerms(f"id-{number}", 60_000_000, False, 60_000_000))
+        for key in [key for key in keys_of(raw) if b"c1:" in key]:
+            names.setdefault(key, []).append((raw.get(key)[8:], raw.pttl(key)))
+            raw.pexpire(key, 90_000_000)
+    month, in_all = sorted(names.items(), key=lambda one: b":month" not in one[0])
+    assert [used for used, _ in month[1]] == [used for used, _ in in_all[1]] == [doubles(5), doubles(10), doubles(15)]
+    assert [expiry > 90_000_000 for _, expiry in month[1]] == [True, False, False]
+    assert [expiry > 300 * 86_400_000 for _, expiry in in_all[1]] == [True, True, True]
 
 
 def test_c5_an_expired_bucket_is_full(store: RedisStore, raw: Any) -> None:

@@ -178,7 +178,7 @@ class HoldRequest(Request[HoldAnswer]):
         head = plan.simple_head.pack(
             given, flag, lease, keep, HOLD_IDS.number(), checksum, self._ahead, most, len(costs), *each
         )
-        return plan.simple_settle if terms is None else plan.simple_hold, head + block + texts
+        return plan.simple_settle if terms is None else plan.simple_hold, block + head + texts
 
     def _texts(self, root: bytes, terms: HoldTerms) -> bytes:
         """What only a new hold has: how many may be open, its note and its shape."""

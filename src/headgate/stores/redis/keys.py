@@ -225,7 +225,7 @@ class HoldPlan:
             days: list[bytes] = []
             for place, codec in zip(self.places, self.codecs, strict=True):
                 for row in codec.numbers(now):
-                    numbers.extend([place + 1, *row, 0, 0, 0, 0])
+                    numbers.extend([place + 1, *row])
                 if codec.calendar:
                     first, last = max(first, int(row[1])), min(last, int(row[2]))
                 if codec.metered:

@@ -4,13 +4,13 @@
 -- ended, a record of another form, tokens drawn ahead, costs that come back, a period that is over), nothing is written,
 -- and the answer is -4: ask again in the other form.
 --
--- A spec: 'H' or 'T', and a letter for the kind of each limit. The numbers: nine doubles (whether costs are given; whether
--- it is a cancel, or is granted whatever is left (2); the lease; for how long it is remembered; a random number; the
--- checksum of its limits; what to add to the time to get that of day; how many may be open; and the number of asks); the
--- cost of each limit; for each limit nine (which ask it belongs to; four that depend on the kind, see below; and four
--- places to work in); and the id, what follows the head in the record (without where it was counted), the digest of the shape and the shape,
--- if it is to be stored, and the fields of meters. The answer is the status (HELD, DENIED or AS_NOW, of holds.lua, and 10);
--- after AS_NOW the costs, if none are given; and the reports.
+-- A spec: 'H' or 'T', and a letter for the kind of each limit. The numbers: for each limit five (which ask it belongs to,
+-- and four that depend on the kind, see below); nine (whether costs are given; whether it is a cancel, or is granted
+-- whatever is left (2); the lease; for how long it is remembered; a random number; the checksum of its limits; what to add
+-- to the time to get that of day; how many may be open; and the number of asks); the cost of each limit; and the id, what
+-- follows the head in the record (without where it was counted), the digest of the shape and the shape, if it is to be
+-- stored, and the fields of meters. The answer is the status (HELD, DENIED or AS_NOW, of holds.lua, and 10); after AS_NOW
+-- the costs, if none are given; and the reports.
 --
 -- The four numbers of a bucket: its unit, gain, and capacity in units; of a budget: its amount, and the start and end of
 -- the current period and the end of the next one (0 without periods); of a meter the same, and its key is that of the
@@ -22,8 +22,8 @@ if variant == 1 then
 
   -- One bucket alone.
   return function(verb, numbers, next_key)
-    local given, flag, lease, keep, base, checksum, _, most, _, cost, _, unit, gain, full, _, _, _, _, _, id, middle,
-      digest, shape = unpacked('<dddddddddddddddddddI2c0I2c0Bc0I4c0', numbers)
+    local _, unit, gain, full, _, given, flag, lease, keep, base, checksum, _, most, _, cost, id, middle, digest, shape =
+      unpacked('<dddddddddddddddI2c0I2c0Bc0I4c0', numbers)
     local key, index, name = KEYS[next_key], KEYS[next_key + 1], KEYS[next_key + 2]
     local found = call('MGET', key, name)
     local stored, record, level, size = found[1], found[2], full, 16
@@ -152,16 +152,43 @@ if variant == 1 then
 
 elseif variant == 2 then
 
-  -- Any limits. Return the number of the keys, or false.
-  return function(verb, text, numbers, next_key)
-    local count = #text - 1
-    local size = 9 + 10 * count
-    local all = { unpacked('<' .. string.rep('d', size) .. 'I2c0I2c0Bc0I4c0', numbers) }
-    local lease, keep, ahead, asks, id = all[3], all[4], all[7], all[9], all[size + 1]
-    local texts, width = all[size + 5], 2
-    for i = 2, count + 1 do
-      width = width + (string.byte(text, i) == 102 and 0 or 1)
+  -- Any limits. Requests of one batch often have the same ones: those are read once.
+  local kinds_of, limits_of = {}, {}
+
+  -- Of each limit: what is left of a bucket, or used of another; its start; what is to be stored, if anything; and by how
+  -- much its cost changes. And where those were counted that tell it in the record.
+  local levels, starts = { 0, 0, 0, 0, 0, 0, 0, 0 }, { 0, 0, 0, 0, 0, 0, 0, 0 }
+  local writes, changes = { 0, 0, 0, 0, 0, 0, 0, 0 }, { 0, 0, 0, 0, 0, 0, 0, 0 }
+  local marks = { 0, 0, 0, 0, 0, 0, 0, 0 }
+
+  -- The kinds of the limits; the number of the keys; and the formats of the costs and texts, and of where all is counted.
+  local function read_kinds(text)
+    local kinds = { string.byte(text, 2, #text) }
+    local width, marks = 2, 0
+    for i = 1, #kinds do
+      local kind = kinds[i]
+      width = width + (kind == 102 and 0 or 1)
+      marks = marks + ((kind == 98 or kind == 99 or kind == 109) and 1 or 0)
     end
+    kinds.width, kinds.rest = width, '<' .. string.rep('d', #kinds) .. 'I2c0I2c0Bc0I4c0'
+    kinds.marks = '<' .. string.rep('d', marks)
+    kinds_of[text] = kinds
+    return kinds
+  end
+
+  -- Return the number of the keys, or false.
+  return function(verb, text, numbers, next_key)
+    local kinds = kinds_of[text] or read_kinds(text)
+    local count, width = #kinds, kinds.width
+    local block = string.sub(numbers, 1, 40 * count)
+    local limits = limits_of[block]
+    if not limits then
+      limits = { unpacked('<' .. string.rep('d', 5 * count), block) }
+      limits_of[block] = limits
+    end
+    local given, flag, lease, keep, base, checksum, ahead, most, asks = unpacked('<ddddddddd', numbers, 40 * count + 1)
+    local rest = { unpacked(kinds.rest, numbers, 40 * count + 73) }
+    local id, texts = rest[count + 1], rest[count + 5] -- before these the costs
     local found = call('MGET', unpack(KEYS, next_key, next_key + width - 1))
     local index, name, record = KEYS[next_key + width - 2], KEYS[next_key + width - 1], found[width]
     local is_hold, moment, place, absent = verb == 'H', now + ahead, 0, nil
@@ -169,15 +196,15 @@ elseif variant == 2 then
       return false
     end
 
-    -- Load the limits: into the 6th place what is left of a bucket, or used of another; into the 7th the start.
     local passes = true
-    for i = 2, count + 1 do
-      local kind, at = string.byte(text, i), 9 * i + count - 9
-      local least = all[8 + i]
+    for i = 1, count do
+      local kind, at = kinds[i], 5 * i - 3
+      local least = rest[i]
       least = least > 1 and least or 1
+      writes[i] = false
       if kind == 98 then
         place = place + 1
-        local stored, level, full = found[place], all[at + 4], all[at + 4]
+        local stored, level, full = found[place], limits[at + 2], limits[at + 2]
         if stored then
           local stamp
           local long = #stored
@@ -185,7 +212,7 @@ elseif variant == 2 then
             return false
           end
           level, stamp = unpacked('<dd', stored)
-          local gained = (now - stamp) * all[at + 3]
+          local gained = (now - stamp) * limits[at + 1]
           if not are_whole(level, stamp) or level > full or gained < 0 or gained > LARGEST
             or long > 16 and (unpacked('<d', stored, 17) >= 0 or unpacked('<d', stored, long - 23) >= 0) then
             return false
@@ -195,11 +222,11 @@ elseif variant == 2 then
           absent = absent or {}
           absent[#absent + 1] = KEYS[next_key + place - 1]
         end
-        all[at + 6], all[at + 7] = level, now
-        passes = passes and least * all[at + 2] <= level
+        levels[i] = level
+        passes = passes and least * limits[at] <= level
       elseif kind == 99 then
         place = place + 1
-        local stored, start, used, first = found[place], 0, 0, all[at + 3]
+        local stored, start, used, first = found[place], 0, 0, limits[at + 1]
         if stored then
           if #stored ~= 16 then
             return false
@@ -212,18 +239,18 @@ elseif variant == 2 then
           absent = absent or {}
           absent[#absent + 1] = KEYS[next_key + place - 1]
         end
-        if first > 0 or all[at + 4] > 0 then
-          if moment < first or moment >= all[at + 4] or start > all[at + 4] then
+        if first > 0 or limits[at + 2] > 0 then
+          if moment < first or moment >= limits[at + 2] or start > limits[at + 2] then
             return false
           elseif start < first then
             start, used = first, 0
           end
         end
-        all[at + 6], all[at + 7] = used, start
-        passes = passes and least <= all[at + 2] - used
+        levels[i], starts[i] = used, start
+        passes = passes and least <= limits[at] - used
       elseif kind == 109 then
         place = place + 1
-        if moment < all[at + 3] or moment >= all[at + 4] then
+        if moment < limits[at + 1] or moment >= limits[at + 2] then
           return false
         end
       elseif kind == 115 then
@@ -232,68 +259,73 @@ elseif variant == 2 then
         if type(used) == 'table' then
           return false
         end
-        all[at + 6] = used
-        passes = passes and used < all[at + 2]
+        levels[i] = used
+        passes = passes and used < limits[at]
       else
-        passes = passes and all[at + 2] > 0
+        passes = passes and limits[at] > 0
       end
     end
     if absent and call('EXISTS', unpack(absent)) > 0 then -- not a string
       return false
     end
 
-    -- What becomes of them: into the 8th place what is to be stored, and into the 9th by how much a cost changes.
-    local status, marks, card, held = 11, '', nil, nil
+    -- What becomes of them.
+    local status, card, held = 11, nil, nil
     place = 0
     if is_hold then
       card = pcall('ZCARD', index)
-      if type(card) == 'table' or card >= all[8] then
+      if type(card) == 'table' or card >= most then
         return false
       elseif not passes then
-        if all[2] == 2 then
+        if flag == 2 then
           return false
         end
         status = 10
       else
-        for i = 2, count + 1 do
-          local kind, at = string.byte(text, i), 9 * i + count - 9
-          local cost, mark = all[8 + i], -1
+        local last = 0
+        for i = 1, count do
+          local kind, at = kinds[i], 5 * i - 3
+          local cost = rest[i]
           place = place + (kind == 102 and 0 or 1)
-          all[at + 9] = cost
+          changes[i] = cost
           if kind == 98 then
+            local mark = -1
             if cost > 0 then
-              local stored, level, full = found[place], all[at + 6], all[at + 4]
-              local left = level - cost * all[at + 2]
+              local stored, level, full = found[place], levels[i], limits[at + 2]
+              local left = level - cost * limits[at]
               if full - left > LARGEST then
                 return false
               elseif not stored or #stored == 16 then
-                mark = all[5] + 1
-                stored = packed('<dddddddd', left, now, -mark, 0, all[5], -mark, full - left, 1)
+                mark = base + 1
+                stored = packed('<dddddddd', left, now, -mark, 0, base, -mark, full - left, 1)
               else
                 others = others or { lean(3) }
-                stored, mark = others[1](stored, full - level, left, full - left, all[5])
+                stored, mark = others[1](stored, full - level, left, full - left, base)
                 if not stored then
                   return false
                 end
               end
-              all[at + 6], all[at + 8] = left, stored
+              levels[i], writes[i] = left, stored
             end
-            marks = marks .. packed('<d', mark)
+            last = last + 1
+            marks[last] = mark
           elseif kind == 99 then
             if cost > 0 then
-              all[at + 6] = all[at + 6] + cost
-              all[at + 8] = packed('<dd', all[at + 7], all[at + 6])
+              levels[i], writes[i] = levels[i] + cost, true
             end
-            marks = marks .. packed('<d', all[at + 7])
+            last = last + 1
+            marks[last] = starts[i]
           elseif kind == 109 then
-            all[at + 7] = all[at + 3]
-            marks = marks .. packed('<d', all[at + 3])
+            starts[i] = limits[at + 1]
+            last = last + 1
+            marks[last] = starts[i]
           elseif kind == 115 then
-            all[at + 6] = all[at + 6] + 1
+            levels[i] = levels[i] + 1
           end
         end
         local forgotten = milliseconds(lease + keep)
-        record = packed('<BBBdd', 1, all[2] == 2 and 8 or 0, asks, now + lease, keep) .. all[size + 2] .. marks
+        record = packed('<BBBdd', 1, flag == 2 and 8 or 0, asks, now + lease, keep) .. rest[count + 2]
+          .. packed(kinds.marks, unpack(marks, 1, last))
         if not call('SET', name, record, 'PX', forgotten, 'NX') then
           return false
         end
@@ -301,9 +333,9 @@ elseif variant == 2 then
         if card == 0 or call('PTTL', index) < forgotten then
           call('PEXPIRE', index, forgotten + min(forgotten, 60000))
         end
-        if all[size + 4] ~= '' or card > 64 and now % 4 == 0 then
+        if rest[count + 4] ~= '' or card > 64 and now % 4 == 0 then
           others = others or { lean(3) }
-          others[3](index, name, id, keep, all[size + 3], all[size + 4])
+          others[3](index, name, id, keep, rest[count + 3], rest[count + 4])
         end
       end
     else
@@ -319,22 +351,22 @@ elseif variant == 2 then
         return false
       end
       local mark = head + 4 + digest_size + low + 256 * high
-      if mark + 3 > long or unpacked('<I4', record, mark) ~= all[6] then
+      if mark + 3 > long or unpacked('<I4', record, mark) ~= checksum then
         return false
       end
       held = { unpacked('<' .. string.rep('I4', asks), record, 20) }
       local costs = string.sub(record, 20, head)
-      if all[1] == 1 then
-        costs = string.sub(all[size + 2], 1, 4 * asks)
+      if given == 1 then
+        costs = string.sub(rest[count + 2], 1, 4 * asks)
       end
-      local settled = packed('<BBBdd', all[2] == 1 and 3 or 2, flags, asks, now, held_keep) .. costs
+      local settled = packed('<BBBdd', flag == 1 and 3 or 2, flags, asks, now, held_keep) .. costs
         .. string.sub(record, head + 1, mark - 1)
       mark = mark + 4
-      for i = 2, count + 1 do
-        local kind, at = string.byte(text, i), 9 * i + count - 9
-        local change = all[1] == 1 and all[8 + i] - held[all[at + 1]] or 0
+      for i = 1, count do
+        local kind, at = kinds[i], 5 * i - 3
+        local change = given == 1 and rest[i] - held[limits[at - 1]] or 0
         place = place + (kind == 102 and 0 or 1)
-        all[at + 9] = change
+        changes[i] = change
         if kind == 98 or kind == 99 or kind == 109 then
           if mark + 7 > long then
             return false
@@ -342,32 +374,32 @@ elseif variant == 2 then
           local counted = unpacked('<d', record, mark)
           mark = mark + 8
           if kind == 98 then
-            local stored, level, full, unit = found[place], all[at + 6], all[at + 4], all[at + 2]
+            local stored, level, full, unit = found[place], levels[i], limits[at + 2], limits[at]
             if stored and #stored > 16 then
               others = others or { lean(3) }
-              level, all[at + 8] = others[2](stored, level, full, unit, change, counted)
+              level, writes[i] = others[2](stored, level, full, unit, change, counted)
               if not level then
                 return false
               end
             elseif change > 0 then
               level = level - change * unit
-              all[at + 8] = packed('<dd', level, now)
+              writes[i] = packed('<dd', level, now)
             end
             if level < -LARGEST or level > full then
               return false
             end
-            all[at + 6] = level
+            levels[i] = level
           elseif kind == 109 then
-            all[at + 7] = counted
-          elseif change ~= 0 and all[at + 7] == counted then
-            local used = max(all[at + 6] + change, 0)
+            starts[i] = counted
+          elseif change ~= 0 and starts[i] == counted then
+            local used = max(levels[i] + change, 0)
             if used > LARGEST then
               return false
             end
-            all[at + 6], all[at + 8] = used, packed('<dd', counted, used)
+            levels[i], writes[i] = used, true
           end
         elseif kind == 115 then
-          all[at + 6] = all[at + 6] - 1
+          levels[i] = levels[i] - 1
         end
       end
       if mark ~= long + 1 or pcall('ZREM', index, id) ~= 1 then
@@ -379,47 +411,49 @@ elseif variant == 2 then
     -- Write the counts, and answer with what is left.
     local out, written = length + 1, status ~= 10
     answer[out] = status
-    if status == 16 and all[1] == 0 then
+    if status == 16 and given == 0 then
       for i = 1, asks do
         answer[out + i] = held[i]
       end
       out = out + asks
     end
-    place = next_key - 1
-    for i = 2, count + 1 do
-      local kind, at = string.byte(text, i), 9 * i + count - 9
-      local level, stored = all[at + 6], written and all[at + 8]
+    place = 0
+    for i = 1, count do
+      local kind, at = kinds[i], 5 * i - 3
+      local level, stored = levels[i], written and writes[i]
+      place = place + (kind == 102 and 0 or 1)
+      local key = KEYS[next_key + place - 1]
       if kind == 98 then
-        place = place + 1
-        if stored and stored ~= 0 then
-          local lacks = all[at + 4] - level
+        if stored then
+          local lacks = limits[at + 2] - level
           if lacks > 0 then
-            call('SET', KEYS[place], stored, 'PX', milliseconds(lacks / all[at + 3]))
+            call('SET', key, stored, 'PX', milliseconds(lacks / limits[at + 1]))
           else
-            call('DEL', KEYS[place])
+            call('DEL', key)
           end
         end
         answer[out + 1], answer[out + 2] = level, now
         out = out + 2
       elseif kind == 99 then
-        place = place + 1
-        if stored and stored ~= 0 then
-          if level > 0 then
-            local until_then = all[at + 4] > 0 and all[at + 5] - moment + 86400000000 or 31536000000000
-            call('SET', KEYS[place], stored, 'PX', milliseconds(until_then))
+        local start, before = starts[i], found[place]
+        if stored and level > 0 then
+          if before and limits[at + 2] > 0 and unpacked('<d', before) == start then
+            call('SETRANGE', key, 8, packed('<d', level)) -- it expires with its period, as it did
           else
-            call('DEL', KEYS[place])
+            local until_then = limits[at + 2] > 0 and limits[at + 3] - moment + 86400000000 or 31536000000000
+            call('SET', key, packed('<dd', start, level), 'PX', milliseconds(until_then))
           end
+        elseif stored then
+          call('DEL', key)
         end
-        answer[out + 1], answer[out + 2] = all[at + 7], level
+        answer[out + 1], answer[out + 2] = start, level
         out = out + 2
       elseif kind == 109 then
-        place = place + 1
-        local field, start, cost = nil, all[at + 7], all[at + 9]
+        local field, start, cost = nil, starts[i], changes[i]
         field, texts = unpacked('<I2c0', numbers, texts)
         if written and cost ~= 0 and start > moment - 34560000000000 then -- 400 days
-          local day = KEYS[place] -- of today
-          if start ~= all[at + 3] then
+          local day = key -- of today
+          if start ~= limits[at + 1] then
             day = string.match(day, '^(.*:)') .. string.format('%.0f', start)
           end
           if cost >= 100000000 or cost <= -100000000 then -- the server may write those with an exponent
@@ -432,30 +466,29 @@ elseif variant == 2 then
           end
         end
       elseif kind == 115 then
-        place = place + 1
-        local set, first, last = KEYS[place], 0, 0
-        if written and set ~= index then
+        local first, last = 0, 0
+        if written and key ~= index then
           local brace = string.find(name, '}', 1, true)
-          local member = string.sub(set, 1, brace) == string.sub(name, 1, brace) and string.sub(name, brace + 4) or name
+          local member = string.sub(key, 1, brace) == string.sub(name, 1, brace) and string.sub(name, brace + 4) or name
           if is_hold then
             local forgotten = milliseconds(lease + keep)
-            call('ZADD', set, now + lease, member)
-            if level == 1 or call('PTTL', set) < forgotten then
-              call('PEXPIRE', set, forgotten + min(forgotten, 60000))
+            call('ZADD', key, now + lease, member)
+            if level == 1 or call('PTTL', key) < forgotten then
+              call('PEXPIRE', key, forgotten + min(forgotten, 60000))
             end
-            local ended = now % 4 == 0 and call('ZCARD', set) - level or 0
+            local ended = now % 4 == 0 and call('ZCARD', key) - level or 0
             if ended > 0 then
-              call('ZREMRANGEBYRANK', set, 0, min(ended, 60) - 1)
+              call('ZREMRANGEBYRANK', key, 0, min(ended, 60) - 1)
             end
           else
-            call('ZREM', set, member)
+            call('ZREM', key, member)
           end
         end
         if level > 0 then
-          last = tonumber(call('ZREVRANGE', set, 0, 0, 'WITHSCORES')[2])
-          if status ~= 11 and level >= all[at + 2] then -- what has passed needs no wait
+          last = tonumber(call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2])
+          if status ~= 11 and level >= limits[at] then -- what has passed needs no wait
             local after = string.format('(%.0f', now)
-            first = call('ZRANGEBYSCORE', set, after, '+inf', 'WITHSCORES', 'LIMIT', level - all[at + 2], 1)[2]
+            first = call('ZRANGEBYSCORE', key, after, '+inf', 'WITHSCORES', 'LIMIT', level - limits[at], 1)[2]
           end
         end
         answer[out + 1], answer[out + 2], answer[out + 3] = level, tonumber(first), last
