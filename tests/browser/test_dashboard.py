@@ -76,7 +76,7 @@ def test_b7_the_summary_and_the_cards_say_what_the_api_says(visitors: Visitors) 
         page = visitors.come(hub, VIEWER)
         for name, times in (("ada", 23), ("bob", 32), ("cleo", 21), ("dora", 41), ("eve", 100)):
             ping(wires[name], times)
-        expect(page.locator("#totals")).to_have_text("217 checks since the hub started, 17 denied")
+        expect(page.locator("#totals")).to_have_text("217 checks and holds since the hub started, 17 denied")
         state = http.get("/api/dashboard/state").json()
         summary = state["summary"]
         assert (summary["violations_last_hour"], summary["denied"], summary["exempt"]) == (17, 17, 1)

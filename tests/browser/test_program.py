@@ -149,7 +149,7 @@ def test_b7_it_keeps_up_with_a_hub_under_load(visitors: Visitors, tmp_path: Path
             before = figure(page, "violations")
             wait_for(lambda: figure(page, "violations") > before, "more violations")
         summary = http.get("/api/dashboard/state").json()["summary"]
-        totals = f"{summary['checks']:,} checks since the hub started, {summary['denied']:,} denied"
+        totals = f"{summary['checks']:,} checks and holds since the hub started, {summary['denied']:,} denied"
         expect(page.locator("#totals")).to_have_text(totals)
         assert figure(page, "violations") == summary["violations_last_hour"]
         worst = [f"{one['agent_id']}{one['violations']:,}" for one in summary["worst_offenders"]]

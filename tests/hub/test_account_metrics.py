@@ -2,12 +2,13 @@
 
 from headgate import Policy
 from tests.support.account_alerts import PAYS, settled, spend
-from tests.support.hub import running
+from tests.support.hub import ADMIN, running
 from tests.support.prometheus import Series, scrape
 
 POLICY = Policy(
     accounts={
         "units": {"credits": {"decimals": 2}},
+        "tools": ["web"],
         "default": {"session": {"tokens": "10 in all"}},
         "at": {
             "acme": {"usd": "10 in all"},
@@ -59,6 +60,24 @@ def test_f1_holds_are_counted_by_resource_and_outcome_and_denials_by_level() -> 
         ("none", "none"): 1,
     }
     assert counted(found, "headgate_violations_total") == {(): 3}, "not the one by the organisation"
+
+
+def test_f1_denied_holds_are_seen_like_denied_checks() -> None:
+    with running(POLICY) as hub, hub.http(ADMIN) as admin:
+        gate = hub.hub.gate
+        assert gate.hold("writer", {"usd": "4"}, tool="web")
+        for _ in range(3):
+            assert not gate.hold("writer", {"usd": "20"}, tool="web")  # by the organisation: no violation
+        state = admin.get("/api/dashboard/state").json()
+        writer = admin.get("/api/admin/agents/writer").json()
+    summary, (card,) = state["summary"], [one for one in state["agents"] if one["agent_id"] == "writer"]
+    assert (summary["checks"], summary["denied"], summary["violations_last_hour"]) == (4, 3, 0)
+    assert summary["denied_share"] == 0.75
+    assert (card["denied_per_minute"], card["violations"], card["rate_limited"]) == (3, 0, False)
+    assert [(one["channel"], one["action"], one["tier"], one["last_hour"]) for one in writer["denied_actions"]] == [
+        ("hold", "web", "usd", 3)
+    ]
+    assert [one["tier"] for one in writer["denials"]] == ["usd"] * 3
 
 
 def test_f1_alerts_of_accounts_are_counted_by_share() -> None:

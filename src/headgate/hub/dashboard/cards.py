@@ -87,6 +87,7 @@ class Summary(Struct):
     worst_offenders: list[Offender]
     exempt: int
     checks: int
+    """And holds, here and below."""
     denied: int
     checks_per_second: float
     """Over the last five to ten seconds."""
@@ -253,15 +254,16 @@ class Cards:
 
     def summary(self, fleet: Fleet) -> Summary:
         """The state of the fleet."""
-        stats, health, outcomes = self._stats, self._health, self._stats.outcomes()
+        stats, health = self._stats, self._health
+        checks, denied = stats.totals()
         worst = nsmallest(3, fleet.violations.items(), key=lambda one: (-one[1], one[0]))
         rate, denied_rate, share = _traffic(stats)
         return Summary(
             violations_last_hour=sum(fleet.violations.values()),
             worst_offenders=[Offender(*one) for one in worst],
             exempt=len(self._gate.effective.exempt),
-            checks=sum(outcomes.values()),
-            denied=outcomes["deny"],
+            checks=checks,
+            denied=denied,
             checks_per_second=round(rate, 1),
             denied_share=round(share, 4),
             store=health.store,

@@ -145,7 +145,11 @@ class Stats:
         counts[kind] += 1
         self.times[bisect_left(BOUNDS, took)] += 1
         self.time += took
-        slot, shown = self._clock.now() // _SLOT_US, kind % 3
+        self._add_traffic(agent, kind % 3)
+
+    def _add_traffic(self, agent: str, shown: int) -> None:
+        """Count one allowed, warned or denied request of an agent."""
+        slot = self._clock.now() // _SLOT_US
         if slot > self.fleet.slot:
             self._prune(slot)
         self.fleet.add(slot, shown)
@@ -191,7 +195,9 @@ class Stats:
     def _held(self, event: HoldChecked) -> None:
         resource, outcome = event.resource or NO_LIMIT, event.outcome
         self.holds[resource, outcome.value] += 1
+        self._add_traffic(event.agent, _OUTCOMES.index(outcome) % 3)
         if outcome is Outcome.DENY:
+            self.denials.add(event.agent, "hold", event.tool, resource, "", event.decision)
             levels, depth = self._gate.effective.accounts.levels, level_of(event.account)
             level = levels[depth] if event.account and depth < len(levels) else NO_LIMIT  # a reload may have removed it
             self.hold_denials[level, resource] += 1
@@ -243,6 +249,13 @@ class Stats:
     def forget(self, agent: str) -> None:
         """Forget an agent's violations."""
         self._offenders.pop(agent, None)
+
+    def totals(self) -> tuple[int, int]:
+        """The number of checks and holds of agents, and how many of them were denied."""
+        counts = Counter(self.outcomes())
+        for (_, outcome), times in self.holds.items():
+            counts[outcome] += times
+        return counts.total(), counts[Outcome.DENY.value]
 
     def outcomes(self) -> dict[str, int]:
         """Checks of agents by outcome."""

@@ -40,7 +40,7 @@ function drawFigures(summary) {
   setText(byId("store"), STORES[summary.store]);
   setAttribute(byId("store"), "data-store", summary.store);
   const [checks, denied] = [summary.checks, summary.denied].map(figures.format);
-  setText(byId("totals"), `${checks} checks since the hub started, ${denied} denied`);
+  setText(byId("totals"), `${checks} checks and holds since the hub started, ${denied} denied`);
 }
 
 function drawOverruled(paths) {
