@@ -61,10 +61,26 @@ def test_it_is_an_account_store(still: RedisStore) -> None:
     assert isinstance(still, AccountStore)
 
 
+@pytest.mark.parametrize("short", [True, False])
+def test_a_hold_is_known_though_the_server_was_emptied_before(still: RedisStore, raw: Any, short: bool) -> None:
+    still.keys.short_forms = short
+    still.hold(asks(), 0, terms())
+    for number in range(2, 4):
+        raw.flushall()
+        hold_id = f"planner/{number}"
+        answer = still.hold(asks(), 0, terms(hold_id))
+        assert (answer.state, answer.repeated) == ("open", False)
+        found = still.read_hold("accounts", "acme", hold_id)
+        assert found is not None
+        assert (found.note, found.shape) == ("run-42", SHAPE)
+    raw.delete(b"headgate:{acme}p1:" + digest(SHAPE))
+    assert still.hold(asks(), 0, terms("planner/4")).state == "open"
+    assert {one.shape for one in still.list_holds("accounts", "acme", 9)} == {SHAPE}
+
+
 def test_the_format_of_accounts(still: RedisStore, raw: Any) -> None:
     for short in (True, False):
         raw.flushall()
-        still.keys.shapes.forget()
         still.keys.short_forms = short
         still.hold(asks(), 0, terms())
         names = {
@@ -129,13 +145,12 @@ def test_a_shape_is_stored_once_an_hour(still: RedisStore, raw: Any, monkeypatch
     name = b"headgate:{acme}p1:" + digest(SHAPE)
     passed = ManualClock()
     monkeypatch.setattr(shapes, "monotonic", lambda: 1000 + passed.now() / SECOND)
-    for number, (gone, stored) in enumerate(((False, True), (True, False), (False, False), (True, True))):
-        if gone:
-            raw.delete(name)
+    for number, is_stored in enumerate((True, False, False, True)):
         if number == 3:
             passed.advance(3601)
+        raw.set(name, b"before", xx=True)
         assert still.hold(asks(0)[:4], 0, terms(f"{number}")).state == "open"
-        assert bool(raw.exists(name)) == stored
+        assert raw.get(name) == (SHAPE.encode() if is_stored else b"before")
     assert still.read_hold("accounts", "acme", "2") == ListedHold(
         "2", "open", (1, 0, 0, 0), 60 * SECOND, "run-42", SHAPE
     )

@@ -71,9 +71,11 @@ class HoldRequest(Request[HoldAnswer]):
         rest: tuple[float, float, float, float, float],
         terms: HoldTerms | None = None,
         simple: bool = False,
+        again: bool = False,
     ) -> None:
         """`rest`: whether costs are given, a flag of the verb, the lease, for how long the hold is remembered, and
-        whether its costs come back. `terms` are those of a new hold."""
+        whether its costs come back. `terms` are those of a new hold. If it is asked `again`, it brings its shape: the
+        server may have lost that."""
         plan = keys.plan(asks)
         self._plan: Final = plan
         self._verb: Final = verb
@@ -84,6 +86,7 @@ class HoldRequest(Request[HoldAnswer]):
         self._hold_id: Final = hold_id
         self._costs: Final = costs
         self._terms: Final = terms
+        self._again: Final = again
         self._held = False
         self._shape: tuple[bytes, bytes] | None = None  # that this request stores
         first = asks[0]
@@ -171,7 +174,7 @@ class HoldRequest(Request[HoldAnswer]):
             else:
                 middle += _NO_NOTE + pack("<I", checksum)
             texts = pack("<H", len(own_id)) + own_id + pack("<H", len(middle)) + middle
-            if shape:
+            if digest:
                 texts += pack("<B", len(digest)) + digest + pack("<I", len(shape)) + shape
             else:
                 texts += _NO_SHAPE
@@ -190,11 +193,11 @@ class HoldRequest(Request[HoldAnswer]):
         )
 
     def _shape_to_store(self, root: bytes, terms: HoldTerms) -> tuple[bytes, bytes]:
-        """The digest of a shape, and the shape itself unless the server has it."""
+        """The digest of a shape, and the shape itself unless the server should have it."""
         if not terms.shape:
             return b"", b""
         digest = self._keys.shapes.digest(terms.shape)
-        if self._keys.shapes.is_stored(root, digest):
+        if not self._again and self._keys.shapes.is_stored(root, digest):
             return digest, b""
         self._shape = (root, digest)
         return digest, encode(terms.shape)
@@ -277,9 +280,8 @@ class HoldRequest(Request[HoldAnswer]):
         return decisions, at
 
     def again(self) -> "HoldRequest":
-        return HoldRequest(
-            self._keys, self._verb, self._asks, self._low, self._hold_id, self._costs, self._rest, self._terms
-        )
+        asked = (self._verb, self._asks, self._low, self._hold_id, self._costs, self._rest, self._terms)
+        return HoldRequest(self._keys, *asked, again=True)
 
     def refunds(self) -> list[Request[Any]]:
         """A cancel, of what was held just now."""

@@ -33,7 +33,3 @@ class Shapes:
         if len(self._stored) >= _MOST:
             self._stored.clear()
         self._stored[root, digest] = monotonic() + _AGAIN_AFTER
-
-    def forget(self) -> None:
-        """Store every shape again: the server may have been emptied."""
-        self._stored.clear()

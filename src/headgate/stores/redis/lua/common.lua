@@ -9,7 +9,7 @@
 -- request a status followed by the numbers of the verb. The status is 1 (done, or passed), 0 (denied), or another of
 -- the verb. Below 0 nothing was done, and nothing follows: -1 the value of a key isn't ours; ask again, -2 with other
 -- periods of the calendar, -3 since a call gives back only so much of what holds have taken, or -4 in the form for holds
--- that aren't simple.
+-- that aren't simple, with the shape.
 --
 -- A spec: a letter for the verb; for each limit a letter for its kind, followed by its numbers as little-endian doubles
 -- (after an 'a' if it is the first of an ask, where this matters); 'o' and the numbers of a backoff, if violations are

@@ -317,6 +317,9 @@ local function hold(held)
   if not granted and card >= most and call('ZCOUNT', held.index, '(' .. digits(now), '+inf') >= most then
     return push(TOO_MANY)
   end
+  if held.digest ~= '' and held.shape == '' and call('EXISTS', beside(held) .. 'p1:' .. held.digest) == 0 then
+    return push(-4) -- it was lost
+  end
   held.state, held.release, held.finish, held.keep = OPEN, held.new_release == 1, now + held.lease, held.new_keep
   held.costs, held.charges, held.forced = held.asked, {}, held.flag == 2
   local passed = granted or pass(held, held.costs, 1, true)

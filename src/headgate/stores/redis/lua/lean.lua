@@ -1,14 +1,14 @@
 -- Holds and settlements whose limits are simple ones: buckets at a tick of a microsecond, budgets, slots, meters, and what
 -- is unlimited or blocked. Nearly all are. This is the work of holds.lua and of the limits' parts, in a form that needs few
 -- tables and functions: each of those takes time. Where something else isn't simple (an id that is known, a lease that has
--- ended, a record of another form, tokens drawn ahead, costs that come back, a period that is over), nothing is written,
--- and the answer is -4: ask again in the other form.
+-- ended, a record of another form, tokens drawn ahead, costs that come back, a period that is over, a shape that the server
+-- has lost), nothing is written, and the answer is -4: ask again in the other form.
 --
 -- A spec: 'H' or 'T', and a letter for the kind of each limit. The numbers: for each limit five (which ask it belongs to,
 -- and four that depend on the kind, see below); nine (whether costs are given; whether it is a cancel, or is granted
 -- whatever is left (2); the lease; for how long it is remembered; a random number; the checksum of its limits; what to add
 -- to the time to get that of day; how many may be open; and the number of asks); the cost of each limit; and the id, what
--- follows the head in the record (without where it was counted), the digest of the shape and the shape, if it is to be
+-- follows the head in the record (without where it was counted), the digest of the shape, and the shape if it is to be
 -- stored, and the fields of meters. The answer is the status (HELD, DENIED or AS_NOW, of holds.lua, and 10); after AS_NOW
 -- the costs, if none are given; and the reports.
 --
@@ -45,7 +45,7 @@ if variant == 1 then
     end
     if verb == 'H' then
       local card, left = pcall('ZCARD', index), level - cost * unit
-      if record or type(card) == 'table' or card >= most then
+      if record or type(card) == 'table' or card >= most or digest ~= '' and shape == '' then
         return false
       elseif left < 0 or cost == 0 and level < unit then
         if flag == 2 then
@@ -323,6 +323,11 @@ elseif variant == 2 then
             levels[i] = levels[i] + 1
           end
         end
+        local digest, shape = rest[count + 3], rest[count + 4]
+        if digest ~= '' and shape == ''
+          and call('EXISTS', string.sub(name, 1, (string.find(name, '}', 1, true))) .. 'p1:' .. digest) == 0 then
+          return false
+        end
         local forgotten = milliseconds(lease + keep)
         record = packed('<BBBdd', 1, flag == 2 and 8 or 0, asks, now + lease, keep) .. rest[count + 2]
           .. packed(kinds.marks, unpack(marks, 1, last))
@@ -333,9 +338,9 @@ elseif variant == 2 then
         if card == 0 or call('PTTL', index) < forgotten then
           call('PEXPIRE', index, forgotten + min(forgotten, 60000))
         end
-        if rest[count + 4] ~= '' or card > 64 and now % 4 == 0 then
+        if shape ~= '' or card > 64 and now % 4 == 0 then
           others = others or { lean(3) }
-          others[3](index, name, id, keep, rest[count + 3], rest[count + 4])
+          others[3](index, name, id, keep, digest, shape)
         end
       end
     else
