@@ -21,7 +21,7 @@ PEEK: Final = Verb.PEEK
 OnExpiry: TypeAlias = Literal["keep", "release"]
 
 KEEP: Final = 86_400
-"""Number for which a hold is remembered after its end."""
+"""Seconds for which a hold is remembered after its end."""
 
 _KEEP: Final = "keep"
 _WEEK: Final = 604_800  # seconds

@@ -3,18 +3,16 @@
 from collections.abc import Awaitable, Callable, Generator
 from decimal import Decimal
 from types import TracebackType
-from typing import Any, Final, Generic, NamedTuple, NoReturn
+from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, Self, TypeVar
 
-from headgate._hold_async import to_its_end as to_its_end
 from headgate._hold_hot import LONGEST_LEASE, SHORTEST_LEASE, with_costs
 from headgate._hold_hot import Hold as Hold
-from headgate._hold_hot import lease_of as lease_of
 from headgate.errors import HoldError
 from headgate.hold_attempt import AnyHold
 from headgate.hold_attempt import HoldAttempt as HoldAttempt
 from headgate.hold_attempt import check_id as check_id
 from headgate.hold_attempt import read_terms as read_terms
-from headgate.hold_owner import HoldOwner as HoldOwner
+from headgate.hold_owner import HoldOwner
 from headgate.stores.base import Ask
 from headgate.stores.holds import HoldAnswer, HoldState, ListedHold
 
@@ -44,28 +42,50 @@ def summarize(listed: ListedHold, decimals: int) -> HoldSummary:
     return HoldSummary(listed.hold_id, listed.state, cost, listed.left / 1_000_000)
 
 
-class PendingHold(Generic[AnyHold]):
+class _AsyncBlock(Protocol):
+    """A hold of `async with`: one of a limiter, of a gate, or of a client."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+
+_Made = TypeVar("_Made", bound=_AsyncBlock)
+
+
+class PendingHold(Generic[_Made]):
     """A hold that is yet to be made: `await` it, or use it in `async with`, once."""
 
-    def __init__(self, make: Callable[[], Awaitable[AnyHold]]) -> None:
+    def __init__(
+        self, make: Callable[[], Awaitable[_Made]], verb: str = "ahold", for_threads: str = "`hold` is the one"
+    ) -> None:
+        """`verb` and `for_threads` are for the errors: what was called, and what to use in threads."""
         self._make: Final = make
+        self._verb: Final = verb
+        self._for_threads: Final = for_threads
         self._entered = False
-        self._made: AnyHold | None = None
+        self._made: _Made | None = None
 
-    def __await__(self) -> Generator[Any, None, AnyHold]:
+    def __await__(self) -> Generator[Any, None, _Made]:
         return self._make().__await__()
 
     def __bool__(self) -> bool:
-        raise HoldError("ahold: expected `await` before it, or `async with`, got neither, so that nothing is held yet")
+        raise HoldError(
+            f"{self._verb}: expected `await` before it, or `async with`, got neither, so that nothing is held yet"
+        )
 
     def __enter__(self) -> NoReturn:
-        raise HoldError("ahold: expected `async with`, got `with`; `hold` is the one for threads")
+        raise HoldError(f"{self._verb}: expected `async with`, got `with`; {self._for_threads} for threads")
 
     def __exit__(self, *_: object) -> None: ...
 
-    async def __aenter__(self) -> AnyHold:
+    async def __aenter__(self) -> _Made:
         if self._entered:
-            raise HoldError("ahold: expected one block for each call, got a second one; call `ahold` again")
+            raise HoldError(
+                f"{self._verb}: expected one block for each call, got a second one; call `{self._verb}` again"
+            )
         self._entered = True
         self._made = await self._make()
         return await self._made.__aenter__()

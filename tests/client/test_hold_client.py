@@ -152,6 +152,19 @@ def test_the_verbs_in_a_thread(hub: Running, token: str) -> None:
             client.find_hold("none")
 
 
+async def test_a_hold_that_nobody_has_awaited_says_so(hub: Running, token: str) -> None:
+    async with HoldClient(f"http://{hub}", token) as client:
+        with pytest.raises(HoldError, match="^hold: expected `await` before it, or `async with`, got neither"):
+            bool(client.hold({"usd": 1}))
+        with pytest.raises(HoldError, match="`with`; `SyncHoldClient` is the one for threads"), client.hold({}):
+            pytest.fail("the block runs without a hold")
+        pending = client.hold({"usd": 1})
+        async with pending:
+            pass
+        with pytest.raises(HoldError, match="expected one block for each call, got a second one; call `hold` again"):
+            await pending.__aenter__()
+
+
 async def test_an_admin_holds_for_an_agent(hub: Running) -> None:
     async with HoldClient(f"http://{hub}", ADMIN, agent="planner") as client:
         async with client.hold({"usd": 1}) as hold:

@@ -7,12 +7,12 @@ client does; the two clients here differ only in how they carry it out.
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Generator
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 from uuid import uuid4
 
+from headgate._hold_async import to_its_end
 from headgate.client.hold_flows import (
     ClientHoldFlows,
     Costs,
@@ -25,7 +25,7 @@ from headgate.client.url import is_loopback
 from headgate.errors import HeadgateError
 from headgate.flow import Flow, adrive, drive
 from headgate.gate.gate_accounts import AccountStatus
-from headgate.holds import to_its_end
+from headgate.holds import PendingHold
 from headgate.limits.clock import Clock
 from headgate.limits.numbers import Number
 
@@ -80,28 +80,6 @@ class ClientHold(ClientHoldFlows["HoldClient"]):
             await self._client._drive(self._end_block(failed))
 
 
-class PendingClientHold:
-    """A hold that is yet to be made: `await` it, or use it in `async with`."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make: Final = make
-        self._made: ClientHold | None = None
-
-    def __await__(self) -> Generator[Any, None, ClientHold]:
-        found: Generator[Any, None, ClientHold] = self._make().__await__()
-        return found
-
-    async def __aenter__(self) -> ClientHold:
-        self._made = await self._make()
-        return await self._made.__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        if self._made is not None:
-            await self._made.__aexit__(kind, error, at)
-
-
 class HoldClient(HoldClientFlows):
     """A program's connection to the decision service of a hub.
 
@@ -132,7 +110,7 @@ class HoldClient(HoldClientFlows):
         timeout: Number = 0,
         hold_id: str | None = None,
         max_age: float | None = 3600,
-    ) -> PendingClientHold:
+    ) -> PendingHold[ClientHold]:
         """Reserve costs on the agent and all accounts above it, or raise `HoldDenied`. To be awaited or entered.
 
         `timeout`: seconds for which the hub lets it wait. `max_age`: a block renews its lease for so many seconds.
@@ -149,7 +127,7 @@ class HoldClient(HoldClientFlows):
                 raise
             return ClientHold(self, answer, lease, max_age)
 
-        return PendingClientHold(make)
+        return PendingHold(make, "hold", "`SyncHoldClient` is the one")
 
     def _abandon(self, making: asyncio.Task[Any], hold_id: str) -> None:
         """Cancel a hold that nobody waits for any more, once the hub has answered: else it would keep its cost."""

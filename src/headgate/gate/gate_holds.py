@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from headgate._hold_hot import lease_of
 from headgate._limiter_hot import KEEP
 from headgate.errors import HoldError, UnknownHold, refuse
 from headgate.events import AccountAlerted, HoldChecked
@@ -30,7 +31,7 @@ from headgate.gate.accounts import NO_ACCOUNT, Bound, is_within
 from headgate.gate.gate_changes import GateChanges
 from headgate.gate.lookup import AGENTS, Lookup
 from headgate.gate.policy import Policy, check_agent
-from headgate.holds import PendingHold, check_id, found_hold, lease_of, read_terms
+from headgate.holds import PendingHold, check_id, found_hold, read_terms
 from headgate.limits.budget import Budget
 from headgate.limits.decision import NEVER, Decision, Limit, Outcome, Violation
 from headgate.limits.fixed import BLOCKED
