@@ -246,7 +246,7 @@ def test_a_token_is_alone_on_standard_output(
         assert not hub.run(hub.hub.registry.verify("planner", rotated.strip()))
         assert printed_json("revoke", "planner") == {"agent_id": "planner", "revoked": False}
         assert set(printed_json("rotate", "planner")) == {"agent_id", "token"}
-        assert set(printed_json("register", "writer")) == {"agent_id", "token"}
+        assert set(printed_json("register", "writer")) == {"agent_id", "token", "known"}
         code, invitation, err = headgate("invite")
         assert (code, err) == (0, "note: valid for one registration\n")
         body = {"agent_id": "guest", "invitation": invitation.strip()}
@@ -257,7 +257,9 @@ def test_a_token_is_alone_on_standard_output(
 def test_an_agent_is_registered_or_invited_for_an_account(running_hub: StartHub, headgate: Command) -> None:
     policy = Policy(accounts={"plans": {"pro": {"tokens": "10/minute"}}})
     with running_hub(policy, registration="invitation") as hub, hub.http("") as stranger:
-        assert headgate("register", "planner", "--account", "acme/search", "--plan", "pro")[0] == 0
+        code, _, err = headgate("register", "planner", "--account", "acme/search", "--plan", "pro")
+        assert (code, err.splitlines()[1:]) == (0, ["note: the account acme/search is new: nothing named it before"])
+        assert "is new" not in headgate("register", "other", "--account", "acme/search")[2]
         code, invitation, _ = headgate("invite", "--account", "acme/ops")
         assert code == 0
         body = {"agent_id": "guest", "invitation": invitation.strip()}

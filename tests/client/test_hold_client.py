@@ -154,7 +154,7 @@ def test_the_verbs_in_a_thread(hub: Running, token: str) -> None:
 
 async def test_a_hold_that_nobody_has_awaited_says_so(hub: Running, token: str) -> None:
     async with HoldClient(f"http://{hub}", token) as client:
-        with pytest.raises(HoldError, match="^hold: expected `await` before it, or `async with`, got neither"):
+        with pytest.raises(HoldError, match=r"^hold: expected `await` before it, or `async with`, got neither"):
             bool(client.hold({"usd": 1}))
         with pytest.raises(HoldError, match="`with`; `SyncHoldClient` is the one for threads"), client.hold({}):
             pytest.fail("the block runs without a hold")
@@ -182,7 +182,7 @@ async def test_a_denial_says_what_bound_and_is_not_repeated(hub: Running, token:
         assert denied.value.bound == Bound("acme", "usd", "")
         assert denied.value.retry_after_ms is None, "more than there is in all: no wait would help"
         hold = await client.hold({"usd": "9"})
-        with pytest.raises(HoldDenied, match="not enough left of usd of acme"):
+        with pytest.raises(HoldDenied, match="not enough usd left in acme"):
             await hold.extend({"usd": "1.01"})
         assert (left(hub), len(lossy.seen)) == ("1.00 1", 3)
 

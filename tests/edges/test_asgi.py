@@ -261,7 +261,7 @@ UNKNOWN_OPTION = (
             {"limiter": "1/minute", "exempt": numbers},
             "RateLimitMiddleware exempt: expected a function that returns",
         ),
-        ({"limiter": "1/minute", "wait": True}, f"{UNKNOWN_OPTION} 'wait'; see headgate.edges.guard.Options"),
+        ({"limiter": "1/minute", "wait": True}, f"{UNKNOWN_OPTION} 'wait'; see docs/middleware.md"),
         ({"limiter": "1/minute", "proxy": ["::1"]}, f"{UNKNOWN_OPTION} 'proxy'; did you mean proxies=?"),
     ],
 )

@@ -318,15 +318,15 @@ def test_f1_the_error_of_a_denied_block_names_what_decided(gate: Gate) -> None:
 @pytest.mark.parametrize(
     ("costs", "spent", "status", "wait", "detail"),
     [
-        ({"usd": "1.5"}, "4", 429, 57_600, "not enough left of usd of acme/search; try again in 16 hours"),
-        ({"tokens": 200}, "0", 429, 6, "not enough left of tokens of acme/search/planner; try again in 6 s"),
-        ({}, "0", 429, 1, "not enough left of slots of acme/search/planner; try again in 1 s"),
+        ({"usd": "1.5"}, "4", 429, 57_600, "not enough usd left in acme/search; try again in 16 hours"),
+        ({"tokens": 200}, "0", 429, 6, "not enough tokens left in acme/search/planner; try again in 6 s"),
+        ({}, "0", 429, 1, "not enough slots left in acme/search/planner; try again in 1 s"),
         (
             {"usd": 6},
             "0",
             429,
             60,
-            "not enough left of usd of acme/search: no wait would help, only a lower cost or a higher limit",
+            "not enough usd left in acme/search: no wait would help, only a lower cost or a higher limit",
         ),
     ],
 )

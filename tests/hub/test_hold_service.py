@@ -203,7 +203,7 @@ def test_a_denial_is_a_429_that_says_what_bound(tenant: Tenant) -> None:
         "tool": "",
         "tier": "usd",
     }
-    assert re.fullmatch(r"not enough left of usd of acme/search; try again in \d+ (s|minutes|hours)", found["detail"])
+    assert re.fullmatch(r"not enough usd left in acme/search; try again in \d+ (s|minutes|hours)", found["detail"])
     assert found["violated-policies"] == ["5 usd/calendar day (usd of acme/search)"]
     assert tenant.left("acme") == {"usd": "5.500000"}
     assert tenant.left("acme/search/planner") == {"slots": "3", "tokens": "1000"}
@@ -212,9 +212,7 @@ def test_a_denial_is_a_429_that_says_what_bound(tenant: Tenant) -> None:
 def test_a_denial_that_no_wait_helps_says_so(tenant: Tenant) -> None:
     answer = tenant.planner.post("/v1/holds", json={"costs": {"tokens": 1001}})
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
-    expected = (
-        "not enough left of tokens of acme/search/planner: no wait would help, only a lower cost or a higher limit"
-    )
+    expected = "not enough tokens left in acme/search/planner: no wait would help, only a lower cost or a higher limit"
     assert answer.json()["detail"] == expected
     assert answer.json()["no_wait_helps"] is True
     assert answer.headers["x-should-retry"] == "false"

@@ -14,10 +14,10 @@ from headgate.cli.account_limits import (
 )
 from headgate.cli.answers import shown, whole
 from headgate.cli.hub_api import HubApi
-from headgate.cli.hub_commands import ListCommand, Rows, print_unregistered
+from headgate.cli.hub_commands import ListCommand, Rows, note_new_account, print_unregistered
 from headgate.cli.hub_options import add_hub_options, existing_agent, hub_from, path_part
 from headgate.cli.parser import Commands, add_command
-from headgate.cli.terminal import Column, print_error, print_json, print_table
+from headgate.cli.terminal import Column, print_json, print_table
 from headgate.errors import printable
 from headgate.gate.accounts import NO_ACCOUNT, split_path
 
@@ -265,8 +265,8 @@ def _print_changed(options: argparse.Namespace, hub: HubApi, answer: dict[str, A
     print_table(COLUMNS, rows)
     if answer.get("registered") is False:
         print_unregistered(split_path(options.path)[-1])
-    elif answer.get("known") is False:
-        print_error(f"note: the account {printable(options.path)} is new: nothing named it before")
+    else:
+        note_new_account(options.path, answer)
     return 0
 
 
@@ -282,8 +282,7 @@ def _move(options: argparse.Namespace) -> int:
     account, plan = hub.parse(lambda: (shown(answer["account"]), shown(answer["plan"])))
     where = f"belongs to {account} now" if account else "belongs to no account now"
     print(f"{printable(agent)} {where}" + (f", with the plan {plan}" if plan else ""))
-    if answer.get("known") is False:
-        print_error(f"note: the account {account} is new: nothing named it before")
+    note_new_account(account, answer)
     if answer.get("registered") is False:
         print_unregistered(agent)
     return 0

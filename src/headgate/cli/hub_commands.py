@@ -47,6 +47,12 @@ def add_agent_command(
     add_hub_options(add_command(commands, name, run, about, description, *examples, json=True), agent=agent)
 
 
+def note_new_account(account: str, answer: Answer) -> None:
+    """Print a note if a hub answered that nothing had named an account before: it may be misspelt."""
+    if answer.get("known") is False:
+        print_error(f"note: the account {printable(account)} is new: nothing named it before")
+
+
 def note_unregistered(hub: HubApi, agent: str) -> None:
     """Print a note if no agent of that name is registered: the hub is asked."""
     try:

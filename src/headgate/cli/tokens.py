@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from headgate.cli.hub_api import HubApi
-from headgate.cli.hub_commands import Answer, add_agent_command, print_token
+from headgate.cli.hub_commands import Answer, add_agent_command, note_new_account, print_token
 from headgate.cli.hub_options import add_hub_options, agent_name, existing_agent, hub_from
 from headgate.cli.parser import Commands, add_command
 from headgate.errors import printable
@@ -75,7 +75,11 @@ def _account(options: argparse.Namespace) -> dict[str, str]:
 def _register(options: argparse.Namespace) -> int:
     hub = hub_from(options)
     note = f"{printable(options.agent)} is registered; the hub shows this token only once"
-    return print_token(options, hub, hub.register(options.agent, **_account(options)), note)
+    answer = hub.register(options.agent, **_account(options))
+    print_token(options, hub, answer, note)
+    if not options.json:
+        note_new_account(options.account or "", answer)
+    return 0
 
 
 def _print_token(make: Callable[[HubApi, str], Answer], note: str, options: argparse.Namespace) -> int:

@@ -127,7 +127,7 @@ class Guard:
             if option in unsupported:
                 refuse(where, unsupported[option], option)  # not the value: a URL may have a password
             if option not in known:
-                refuse_option(where, known, option, see="headgate.edges.guard.Options")
+                refuse_option(where, known, option, see="docs/middleware.md")
             if option in ("key", "exempt", "settle", "body") and not (given is None or callable(given)):
                 refuse(f"{where} {option}", "a function", given)
             if callable(given):

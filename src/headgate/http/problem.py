@@ -13,6 +13,7 @@ Headers: TypeAlias = list[tuple[str, str]]
 
 PROBLEM_JSON: Final = "application/problem+json"
 _TYPES: Final = "https://iana.org/assignments/http-problem-types#"
+_SLOTS: Final = " in flight"  # how the text of slots ends
 SHOULD_RETRY: Final = "x-should-retry"
 """The header that tells SDKs, such as those of language models, whether to repeat a request: "true" or "false"."""
 NO_WAIT_HELPS: Final = 60
@@ -76,7 +77,7 @@ def describe_denial(decision: Decision, tier: str) -> ProblemDetails:
 def describe_error(error: RateLimited) -> ProblemDetails:
     """The problem details of a `RateLimited` that was raised while a request was handled."""
     wait = None if error.retry_after_ms is None else error.retry_after_ms * 1000
-    slots = error.pace.endswith(" in flight") if error.bound is None else error.bound.resource == "slots"
+    slots = error.pace.endswith(_SLOTS) if error.bound is None else error.bound.resource == "slots"
     if wait is not None and slots:
         wait = min(wait, SLOT_WAIT)
     problem = _describe(round_wait(wait), wait is None, error.degraded, error.pace, error.pace)
@@ -88,11 +89,12 @@ def describe_bound(problem: ProblemDetails, error: RateLimited) -> ProblemDetail
     bound = error.bound
     if bound is None or error.degraded:
         return problem._replace(bound=bound)
+    by = f" for the tool {bound.tool}" if bound.tool else ""
     wait = f"; try again in {_wait_text(problem.retry_after_ms // 1000)}"
     if error.retry_after_ms is None:
         wait = ": no wait would help, only a lower cost or a higher limit"
     return problem._replace(
-        detail=f"not enough left of {bound}{wait}",
+        detail=f"not enough {bound.resource} left in {bound.account}{by}{wait}",
         tier=bound.resource,
         policies=(as_printable(error.pace),),
         bound=bound,
@@ -113,9 +115,9 @@ def _describe(wait: int, no_wait_helps: bool, degraded: bool, tier: str, policy:
     if degraded:
         detail = f"requests can't be counted at the moment; {again}"
         return ProblemDetails(503, "temporary-reduced-capacity", detail, wait, tier, (policy,))
-    detail = (
-        "the limit never allows this request, however long it waits" if no_wait_helps else f"too many requests; {again}"
-    )
+    too_many = "too many requests at the same time" if policy.endswith(_SLOTS) else "too many requests"
+    never = "the limit never allows this request, however long it waits"
+    detail = never if no_wait_helps else f"{too_many}; {again}"
     return ProblemDetails(429, "quota-exceeded", detail, wait, tier, (policy,), no_wait_helps=no_wait_helps)
 
 

@@ -79,7 +79,8 @@ def open_file(
         if kind.exclusive and _is_busy(error):
             raise kind.failure(
                 f"{path}: expected a file that nobody else uses, got one that is in use: by another process, or by a"
-                " store of this one that isn't closed"
+                " store of this one that isn't closed; several processes share a server instead, such as"
+                " store='redis://127.0.0.1'"
             ) from error
         hint = "; a MemoryStore and a gate need a file each" if _is_busy(error) else ""
         raise kind.failure(f"{path}: expected an SQLite file that can be written, got: {error}{hint}") from error

@@ -43,6 +43,11 @@ class AgentsPage(Body):
     after: Annotated[str, Meta(max_length=128)] = ""
 
 
+class RegisteredByAdmin(Registered, kw_only=True):
+    known: bool
+    """Whether the account had been named before; also true without one."""
+
+
 class RegisteredAgent(Struct):
     agent_id: str
     registered_at: float
@@ -81,12 +86,12 @@ async def _agents(call: Call, registry: Registry, presence: Presence) -> Registe
     )
 
 
-async def _register(call: Call, operators: Operators) -> Registered:
-    agent = call.body.agent_id
-    grant = Grant(call.body.account, call.body.plan, call.by)
-    token = await operators.register(agent, call.caller, call.by, grant)
+async def _register(call: Call, operators: Operators, gate: Gate) -> RegisteredByAdmin:
+    agent, account = call.body.agent_id, call.body.account
+    known = not account or account in gate.list_accounts()
+    token = await operators.register(agent, call.caller, call.by, Grant(account, call.body.plan, call.by))
     _log.info("agent registered", agent=agent, by=call.by)
-    return Registered(agent, token)
+    return RegisteredByAdmin(agent, token, known=known)
 
 
 async def _rotate(call: Call, operators: Operators) -> Registered:
@@ -143,7 +148,7 @@ ROUTES: Final = (
         query=AgentsPage,
     ),
     Route(
-        "POST", "/api/admin/agents", "admin", Who.ADMIN, _register, Registered,
+        "POST", "/api/admin/agents", "admin", Who.ADMIN, _register, RegisteredByAdmin,
         "register an agent, even where registration is closed", body=NewAgent, status=201,
     ),
     Route(
