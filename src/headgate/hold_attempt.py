@@ -6,7 +6,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from headgate import _hold_async
 from headgate._hold_hot import LONGEST_LEASE, Hold, age_of, lease_of
-from headgate.errors import HoldError, StoreError, refuse
+from headgate.errors import HeadgateError, HoldError, StoreError, refuse
 from headgate.hold_owner import HoldOwner
 from headgate.limits.decision import Decision
 from headgate.limits.numbers import microseconds
@@ -63,9 +63,9 @@ class HoldAttempt(Generic[AnyHold]):
         self._begin()
         try:
             return self._note(self._store.hold(*self._arguments()))
-        except Exception:
+        except HeadgateError:
             raise
-        except BaseException:  # such as KeyboardInterrupt
+        except BaseException:  # of a signal's handler: KeyboardInterrupt, or Celery's soft time limit
             if self._may_be_unknown():
                 self._give_back()
             raise

@@ -62,6 +62,28 @@ def test_a_check_may_be_interrupted_anywhere(server: Server, error: type[BaseExc
         assert works(store)
 
 
+@pytest.mark.parametrize("error", [Interrupted, SoftTimeLimitExceeded])
+def test_a_hold_that_is_interrupted_after_the_server_made_it_is_given_back(
+    server: Server, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    with RedisStore(server.url, timeout=SOON) as store:
+        limiter = Limiter("5 in flight", store=store, name=error.__name__)
+        exchange = store._clients.exchange
+
+        def interrupted(commands: list[Any]) -> list[Any]:
+            monkeypatch.setattr(store._clients, "exchange", exchange)
+            exchange(commands)
+            assert len(limiter.list_holds("a")) == 1
+            raise error
+
+        limiter.hold("a").settle()
+        monkeypatch.setattr(store._clients, "exchange", interrupted)
+        with pytest.raises(error):
+            limiter.hold("a")
+        assert limiter.list_holds("a") == []
+        assert limiter.peek("a").remaining == 5
+
+
 @pytest.mark.parametrize("options", ["", "?max_connections=3"])
 def test_a_check_may_be_interrupted_while_it_connects(server: Server, options: str) -> None:
     """A thread that was to connect, and never began, doesn't count as one that hangs."""

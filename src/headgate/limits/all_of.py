@@ -104,6 +104,13 @@ class AllOf(Limit):
         for i in range(len(self._parts)):
             self._parts[i].spend(state.states[i], now, cost)
 
+    def countable(self, state: State, cost: i64) -> bool:
+        assert isinstance(state, AllOfState)
+        for i in range(len(self._parts)):  # noqa: SIM110
+            if not self._parts[i].countable(state.states[i], cost):
+                return False
+        return True
+
     def refund(self, state: State, cost: i64) -> None:
         assert isinstance(state, AllOfState)
         for i in range(len(self._parts)):

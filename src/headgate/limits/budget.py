@@ -189,6 +189,10 @@ class Budget(Limit):
         assert isinstance(state, BudgetState)
         state.used = _bounded(state.used - cost)
 
+    def countable(self, state: State, cost: i64) -> bool:
+        assert isinstance(state, BudgetState)
+        return cost <= _LARGEST - state.used
+
     def mark(self, state: State) -> tuple[i64, i64]:
         """What a hold keeps to be corrected later: the period that it was counted in."""
         assert isinstance(state, BudgetState)

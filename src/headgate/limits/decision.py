@@ -140,6 +140,10 @@ class Limit(Rule):
         """Make ready for a hold, before its wait is asked for, and say whether something had to be made."""
         return False
 
+    def countable(self, state: State, cost: i64) -> bool:
+        """Whether `cost` can be counted on top of a state that is up to now: only then can all of it be given back."""
+        return True
+
     def mark(self, state: State) -> tuple[i64, i64]:
         """Where a hold was counted, right after its cost was spent: two numbers that `correct` understands."""
         return 0, 0

@@ -162,6 +162,10 @@ class SlidingWindow(Limit):
         if taken > 0:
             state.add(now, taken)
 
+    def countable(self, state: State, cost: i64) -> bool:
+        assert isinstance(state, WindowLog)
+        return cost <= LARGEST - state.used()
+
     def refund(self, state: State, cost: i64) -> None:
         assert isinstance(state, WindowLog)
         empty = WindowLog()

@@ -185,6 +185,11 @@ class TokenBucket(Limit):
         else:
             state.level += cost * self._unit
 
+    def countable(self, state: State, cost: i64) -> bool:
+        assert isinstance(state, BucketState)
+        debt = state.level if state.level < 0 else 0  # noqa: FURB136 - in plain Python a call of `min` allocates
+        return cost <= (_DEBT + debt) // self._unit
+
     def prepare(self, state: State) -> bool:
         assert isinstance(state, BucketState)
         if state.headroom is not None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 from typing import Final
 from zoneinfo import ZoneInfo
@@ -248,6 +249,23 @@ def a_forced_hold_is_extended_whatever_is_left(make: MakeStore) -> None:
         expect("no more", harness.hold([0, 0, 1], "more").state, "denied")
         harness.cancel("before")
         expect("once 8 have come back", harness.hold([7, 7, 1], "more").state, "open")
+
+
+def a_hold_that_cannot_be_counted_is_refused(make: MakeStore) -> None:
+    for name, key, limit in LEVELS[1:]:
+        harness = AccountHarness(make, [METER, (name, key, limit)])
+        hold, extend = harness.hold, harness.extend
+        hold([4, 4], "before")
+        harness.refused("all that can be counted in a day", partial(hold, [LARGEST, 1], "huge"))
+        harness.refused("one more than is left of it", partial(hold, [LARGEST - 3, 1], "huge"))
+        harness.refused(f"a forced hold of more than {limit} counts", partial(hold, [1, LARGEST], "huge", forced=True))
+        hold([1, 1], "small", forced=True)
+        harness.refused("more in a day", partial(extend, [LARGEST, 1], hold_id="small"))
+        harness.refused(f"more than {limit} counts", partial(extend, [1, LARGEST], hold_id="small"))
+        hold([LARGEST - 5, 1], "rest")
+        expect("all that can be counted", [row.amount for row in harness.usage()], [LARGEST])
+        harness.cancel("rest")
+        expect("once it has come back", [row.amount for row in harness.usage()], [5])
 
 
 def a_forced_hold_takes_more_slots_than_there_are(make: MakeStore) -> None:
@@ -623,6 +641,7 @@ ACCOUNT_CASES: Final[tuple[Case, ...]] = (
     a_cost_of_0_is_denied_only_while_nothing_is_left,
     a_forced_hold_is_granted_whatever_is_left,
     a_forced_hold_is_extended_whatever_is_left,
+    a_hold_that_cannot_be_counted_is_refused,
     a_forced_hold_takes_more_slots_than_there_are,
     a_debt_of_forced_holds_is_kept,
     open_holds_of_a_root_are_bounded,

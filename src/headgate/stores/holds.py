@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, NoReturn, Protocol, runtime_checkable
 from headgate.errors import HeadgateError, HoldError
 from headgate.limits.decision import Decision
 from headgate.limits.meter import Meter
-from headgate.limits.numbers import decimal_text
+from headgate.limits.numbers import LARGEST, decimal_text
 from headgate.stores.base import Ask, Store
 from headgate.stores.hold_terms import CANCELLED as CANCELLED
 from headgate.stores.hold_terms import DENIED as DENIED
@@ -181,6 +181,11 @@ def refuse_other_limits(asks: Sequence[Ask], hold_id: str) -> NoReturn:
 
 def refuse_more_holds(key: str, most: int = MAX_OPEN_HOLDS) -> NoReturn:
     raise HoldError(f"hold: expected at most {most} open holds of {key!r}, got one more; settle some first")
+
+
+def refuse_uncountable() -> NoReturn:
+    """Refuse a cost that would take a count too far: what isn't counted as a whole can't be given back as a whole."""
+    raise HoldError(f"hold: expected costs with which every count is at most {LARGEST}, got more; nothing was counted")
 
 
 def shown_costs(asks: Sequence[Ask], costs: Sequence[int]) -> str:

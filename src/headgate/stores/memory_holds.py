@@ -9,11 +9,12 @@ import heapq
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 from headgate._native import i64
 from headgate.errors import UnknownHold, refuse
 from headgate.limits.decision import Decision, Limit, more_binding
+from headgate.limits.meter import Meter
 from headgate.stores.asks import Ask, pieces_of, place_in
 from headgate.stores.held import Charge, HeldPiece, HoldList, MemoryHold
 from headgate.stores.hold_ids import HOLD_IDS
@@ -32,6 +33,7 @@ from headgate.stores.holds import (
     refuse_more_holds,
     refuse_other_costs,
     refuse_other_limits,
+    refuse_uncountable,
 )
 from headgate.stores.memory_tables import LATER, Tables
 
@@ -437,6 +439,9 @@ class MemoryHolds:
         # From here on nothing is allocated that the garbage collector tracks.
         if self._waits(pieces, limits, asked, now, ahead, end, changes != self._tables.changes):
             return True
+        for i in range(len(pieces)):
+            if isinstance(limits[i], Meter) and not limits[i].countable(pieces[i].state, asked[i]):
+                self._refuse_uncountable(pieces)
         self._spend(pieces, charges, now, end)
         return False
 
@@ -474,7 +479,16 @@ class MemoryHolds:
         """Take all costs, and slots until `end` (0: none), whatever is left."""
         ones = [1] * len(pieces)
         self._waits(pieces, limits, ones, now, self._ahead(pieces, now), end, True)  # again: a finalizer may have spent
+        for i in range(len(pieces)):
+            cost = (pieces[i] if charges is None else charges[i]).cost
+            if not limits[i].countable(pieces[i].state, cost):
+                self._refuse_uncountable(pieces)
         self._spend(pieces, charges, now, end)
+
+    def _refuse_uncountable(self, pieces: list[HeldPiece]) -> NoReturn:
+        for piece in pieces:
+            piece.leave()
+        refuse_uncountable()
 
     def _decide(
         self, pieces: list[HeldPiece], limits: list[Limit], asked: list[int], denied: bool, low: i64, now: i64

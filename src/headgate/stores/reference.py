@@ -75,6 +75,10 @@ class Model(ABC):
         details = None if self.scale == 1 else Details(wait, None, None, False, max(floor(left), 0))
         return Decision(outcome, self.limit, max(floor(left / self.scale), 0), wait, reset, -1, details)
 
+    def countable(self, now: int, cost: int) -> bool:
+        """Whether `cost` can be counted as a whole."""
+        return True
+
     def wait(self, now: int, cost: int) -> int:
         """The wait until `cost` passes; -1 if it never does."""
         at = self.passes_at(now, cost)
@@ -114,6 +118,9 @@ class BucketModel(Model):
         ticks = ceil((cost - self.most + self.spent) / (self.tick * self.rate))
         return min(self.full_at + ticks * self.tick, self.whole_at(now))
 
+    def countable(self, now: int, cost: int) -> bool:
+        return cost <= min(self.left(now), Fraction(0)) - self.deepest
+
     def spend(self, now: int, cost: int) -> None:
         left = self.left(now)
         self.spent += min(Fraction(cost), left - self.deepest)
@@ -145,6 +152,9 @@ class WindowModel(Model):
             return None
         excess = cost - int(self.left(now))
         return now if excess <= 0 else self.log[excess - 1] + self.window
+
+    def countable(self, now: int, cost: int) -> bool:
+        return cost <= LARGEST - self.most + self.left(now)
 
     def spend(self, now: int, cost: int) -> None:
         self.left(now)
@@ -200,6 +210,9 @@ class BudgetModel(Model):
         if cost <= self.left(now):
             return now
         return None if self.period is None else self.whole_at(now)
+
+    def countable(self, now: int, cost: int) -> bool:
+        return cost <= LARGEST - self.most + self.left(now)
 
     def spend(self, now: int, cost: int) -> None:
         begun = self._begun(now)
@@ -260,6 +273,9 @@ class MeterModel(Model):
 
     def passes_at(self, now: int, cost: int) -> int | None:
         return now
+
+    def countable(self, now: int, cost: int) -> bool:
+        return cost < 2**32 or cost <= LARGEST - self.days.get(self._day(now), 0)
 
     def spend(self, now: int, cost: int) -> None:
         day = self._day(now)

@@ -145,6 +145,7 @@ class HoldReference:
         parts = self._parts(asked, now, waits, False, low)
         if denied and not terms.forced:
             return HoldAnswer(self._joined(asks, parts), DENIED, costs, 0, parts)
+        self._refuse_uncountable(_pieces(asks), now, denied)
         self._holds[held.identity] = held
         self._charge(held, now, costs)
         self._lease(held)
@@ -186,6 +187,7 @@ class HoldReference:
                 parts = self._parts(pieces, now, waits, False, low)
                 if not held.terms.forced:
                     return self._answer(held, asks, now, parts)
+            self._refuse_uncountable(pieces, now, denied)
             self._charge(held, now, more)
             held.costs = [held.costs[i] + more[i] for i in range(len(more))]
             if not denied:
@@ -259,6 +261,12 @@ class HoldReference:
             _longest([model.wait(now, piece.cost) for model in self._history(piece).replayed(piece.limit)])
             for piece in pieces
         ]
+
+    def _refuse_uncountable(self, pieces: Sequence[Ask], now: int, denied: bool) -> None:
+        for piece in pieces:
+            for model in self._history(piece).replayed(piece.limit):
+                if (denied or isinstance(model, MeterModel)) and not model.countable(now, piece.cost):
+                    raise HoldError("uncountable")
 
     def _parts(
         self, pieces: Sequence[Ask], now: int, waits: Sequence[int], passed: bool, low: int

@@ -25,6 +25,7 @@ from headgate.stores.holds import (
     refuse_more_holds,
     refuse_other_costs,
     refuse_other_limits,
+    refuse_uncountable,
 )
 from headgate.stores.redis.keys import HoldPlan, Keys, Moment, encode
 from headgate.stores.redis.protocol import Request, counted_names, field_of
@@ -45,6 +46,7 @@ _TOO_MANY: Final = 5
 _AS_NOW: Final = 6
 _OTHER_LIMITS: Final = 8
 _FORCED: Final = 9
+_UNCOUNTABLE: Final = 10
 # 7 (held before, or extended) passes like _HELD, and needs no name here.
 
 _GRANTED: Final = 1  # flags of a new hold
@@ -229,6 +231,8 @@ class HoldRequest(Request[HoldAnswer]):
                 if status == _TOO_MANY:
                     most = MAX_OPEN_HOLDS if self._terms is None else min(self._terms.most, MAX_OPEN_HOLDS)
                     refuse_more_holds(self._asks[0].key, most)
+                if status == _UNCOUNTABLE:
+                    refuse_uncountable()
                 if status == _OTHER_LIMITS:
                     refuse_other_limits(self._asks, self._hold_id)
                 state, left, count = _STATES[row[at]], row[at + 1], row[at + 2]

@@ -321,10 +321,10 @@ class ForgetRequest(Request[bool]):
 
 def command(verb: tuple[str, bytes], requests: list[Request[Any]], header: list[bytes]) -> list[object]:
     """The command for a batch of requests: the name of the script, the keys, and the requests."""
-    words: list[object] = [verb[0], verb[1], 0]
+    words: list[object] = [verb[0], verb[1], b""]
     for request in requests:
         words.extend(request.keys)
-    words[2] = len(words) - 3
+    words[2] = b"%d" % (len(words) - 3)  # hiredis crashes if a signal's handler raises while it packs a number
     words.extend(header)
     for request in requests:
         words.append(request.spec)

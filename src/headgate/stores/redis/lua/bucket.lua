@@ -64,6 +64,11 @@ local function spend(bucket, limit, cost)
   bucket.level = level
 end
 
+local function countable(bucket, limit, cost)
+  local room = LARGEST + min(bucket.level, 0)
+  return cost <= (room - fmod(room, limit.unit)) / limit.unit
+end
+
 local function refund(bucket, limit, cost)
   bucket.level = min(added(bucket.level, cost, limit.unit), bucket.cap)
 end
@@ -181,7 +186,8 @@ return {
   read = function(capacity, unit, gain, tick, full)
     return { capacity = capacity, unit = unit, gain = gain, tick = tick, full = full }
   end,
-  load = load, passes = passes, spend = spend, refund = refund, save = save, report = report, counts = counts,
+  load = load, passes = passes, countable = countable, spend = spend, refund = refund, save = save, report = report,
+  counts = counts,
   forget = forget, correct = correct, counts_costs = true,
   mark = function(bucket, base) return headroom().add(bucket, base) end,
   leave = function(bucket, serial) return headroom().leave(bucket, serial) end,

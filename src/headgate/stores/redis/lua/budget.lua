@@ -67,6 +67,7 @@ return {
   read = function(amount, calendar) return { amount = amount, calendar = calendar == 1 } end,
   find = find, load = load, save = save,
   passes = function(budget, limit, cost) return cost <= limit.amount - budget.used end,
+  countable = function(budget, _, cost) return cost <= LARGEST - budget.used end,
   spend = function(budget, _, cost) count(budget, cost) end,
   refund = function(budget, _, cost) count(budget, -cost) end,
   mark = function(budget) return budget.start end,

@@ -14,14 +14,14 @@
 -- back; a random number; and the checksum of its limits), the cost of each ask, the periods of budgets and meters, the
 -- fields of meters, and the id; of a new hold also a double for how many may be open, its note, the digest of its shape,
 -- and the shape, if it is to be stored. Its last keys are the sorted set and the string. The answer: the status; after
--- UNKNOWN, TOO_MANY and OTHER_LIMITS nothing; else the state, the microseconds left, the number of asks, and the cost of
--- each (and of an extension after FORCED what each was before); after HELD, KNOWN, AS_NOW, DENIED and FORCED the reports
+-- UNKNOWN, TOO_MANY, OTHER_LIMITS and UNCOUNTABLE nothing; else the state, the microseconds left, the number of asks, and
+-- the cost of each (and of an extension after FORCED what each was before); after HELD, KNOWN, AS_NOW, DENIED and FORCED the reports
 -- of the limits.
 
 local HEAD, MAX_CHARGES, SWEPT_ABOVE, SWEPT = 7, 32, 64, 60
 local DENIED, HELD, UNKNOWN, OTHER_COSTS, ENDED, TOO_MANY = 0, 1, 2, 3, 4, 5
 local AS_NOW, KNOWN = 6, 7 -- settled or found, with what is left now; held before, or extended
-local OTHER_LIMITS, FORCED = 8, 9 -- the latter: granted, though it would have been denied
+local OTHER_LIMITS, FORCED, UNCOUNTABLE = 8, 9, 10 -- the second: granted, though it would have been denied
 local OPEN, SETTLED, CANCELLED, EXPIRED = 1, 2, 3, 4
 local RELEASE, WIDE, SEVERAL, FORCE = 1, 2, 4, 8 -- flags
 local NOWHERE = -1
@@ -222,6 +222,18 @@ local function pass(held, costs, least, new)
   return true
 end
 
+-- Whether each cost can be counted as a whole. Those of a hold that `passed` can, but for meters.
+local function countable(held, costs, passed)
+  for i, limit in ipairs(held.request.limits) do
+    local kind = limit.kind
+    if kind.counts_costs and (kind.metered or not passed)
+      and not kind.countable(held.states[i], limit, costs[limit.ask]) then
+      return false
+    end
+  end
+  return true
+end
+
 -- Spend costs, and add to the charges of a hold where they are counted.
 local function charge(held, costs)
   for i, limit in ipairs(held.request.limits) do
@@ -322,16 +334,16 @@ local function hold(held)
   end
   held.state, held.release, held.finish, held.keep = OPEN, held.new_release == 1, now + held.lease, held.new_keep
   held.costs, held.charges, held.forced = held.asked, {}, held.flag == 2
-  local passed = granted or pass(held, held.costs, 1, true)
-  if not passed then
-    local least = {}
-    for i, cost in ipairs(held.costs) do
-      least[i] = max(cost, 1)
-    end
-    if not held.forced then
-      held.state = 0
-      return answer_with(held, DENIED, least)
-    end
+  local passed, least = granted or pass(held, held.costs, 1, true), {}
+  for i, cost in ipairs(held.costs) do
+    least[i] = max(cost, 1)
+  end
+  if not passed and not held.forced then
+    held.state = 0
+    return answer_with(held, DENIED, least)
+  elseif not granted and not countable(held, held.costs, passed) then
+    return push(UNCOUNTABLE)
+  elseif not passed then
     answer_with(held, FORCED, least) -- before anything is taken
   end
   charge(held, held.costs)
@@ -433,6 +445,9 @@ local function extend(held)
         return answer_with(held, DENIED, more)
       end
       forced = true
+    end
+    if held.flag == 0 and not countable(held, more, not forced) then
+      return push(UNCOUNTABLE)
     end
     for i, cost in ipairs(more) do
       held.costs[i] = costs[i] + cost

@@ -115,6 +115,10 @@ local function cut(log, limit)
   end
 end
 
+local function countable(log, _, cost)
+  return cost <= LARGEST - log.used
+end
+
 local function spend(log, limit, cost)
   cut(log, limit)
   local taken = min(cost, LARGEST - (log.total - log.base))
@@ -233,7 +237,7 @@ end
 return {
   numbers = '<ddd',
   read = function(capacity, span, first) return { capacity = capacity, span = span, first = first == 1 } end,
-  load = load, passes = passes, spend = spend, refund = refund, save = save, report = report,
+  load = load, passes = passes, countable = countable, spend = spend, refund = refund, save = save, report = report,
   counts = function(log) return log.used > 0 end,
   forget = function(log) call('DEL', log.key) end,
   mark = function(log) return log.count > 0 and log.newest or 0 end,
