@@ -735,6 +735,39 @@ def test_f1_more_open_holds_than_the_bound_are_an_error(store: Store) -> None:
     assert gate.hold("writer", {})
 
 
+LEVELS = [["agent", "session"], ["org", "agent", "session"], ["org", "team", "agent", "session"]]
+PLACES = [
+    (levels, account)
+    for levels in LEVELS
+    for account in ("", "acme", "acme/ops")
+    if account.count("/") < len(levels) - 2 or not account
+]
+
+
+@pytest.mark.parametrize("before", PLACES)
+def test_f1_a_hold_is_known_and_can_be_extended_after_a_reload_with_other_levels(
+    store: Store, before: tuple[list[str], str]
+) -> None:
+    def policy(place: tuple[list[str], str]) -> Policy:
+        agents = {"planner": {"account": place[1]}} if place[1] else {}
+        limits = {"agent": {"usd": "10/calendar day", "slots": "2 in flight"}, "session": {"usd": "5 in all"}}
+        return Policy(accounts={"levels": place[0], "default": limits}, agents=agents)
+
+    for number, after in enumerate(PLACES):
+        gate = Gate(policy(before), store=store)
+        hold = gate.hold("planner", {"usd": 1}, session=f"run-{number}", hold_id=f"{number}")
+        gate.reload(policy(after))
+        assert hold.extend(lease=60)
+        assert hold.extend({"usd": 1})
+        assert gate.find_hold("planner", f"{number}").state == "open"
+        again = gate.hold("planner", {"usd": 2}, session=f"run-{number}", hold_id=f"{number}")
+        assert (again.state, again.account) == ("open", hold.account)
+        again.settle({"usd": "0.5"})
+        assert hold.state == "open"  # of this handle, which was told nothing
+        assert gate.find_hold("planner", f"{number}").costs["usd"] == Decimal("0.5")
+        gate.close()
+
+
 def test_a_cost_that_no_store_can_count_is_refused(store: Store) -> None:
     gate = gate_on(store, accounts={})
     gate.hold("planner", {"tokens": 2**53 - 1}).settle()

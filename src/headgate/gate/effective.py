@@ -6,7 +6,16 @@ from functools import cached_property
 from typing import Final
 
 from headgate.errors import InvalidInput
-from headgate.gate.accounts import AccountLimit, Accounts, LimitKey, level_of, parse_account_limit, split_path
+from headgate.gate.accounts import (
+    NO_ACCOUNT,
+    AccountLimit,
+    Accounts,
+    LimitKey,
+    join_path,
+    level_of,
+    parse_account_limit,
+    split_path,
+)
 from headgate.gate.immutable_map import ImmutableMap
 from headgate.gate.policy import ChannelTier, Policy
 from headgate.limits.decision import Limit
@@ -58,6 +67,8 @@ class Effective:
     generations: Mapping[ChannelTier, int]
     """How often a default was changed. Each generation is counted in buckets of its own, so that all begin full."""
     accounts: Accounts
+    former_depths: tuple[int, ...] = ()
+    """How many levels there were above the agents before, the latest first."""
 
     @cached_property
     def overrides(self) -> Mapping[str, Mapping[ChannelTier, Limit]]:
@@ -115,7 +126,23 @@ class Effective:
             former = tuple([account for account in accounts if account != new.account][:MAX_FORMER])
             if former != new.former:
                 changed[agent] = replace(new, former=former)
-        return replace(self, agents=self.agents.update(changed)) if changed else self
+        known = dict.fromkeys([before.accounts.agent_level, *before.former_depths])
+        depths = tuple([depth for depth in known if depth != self.accounts.agent_level][:MAX_FORMER])
+        if not changed and depths == self.former_depths:
+            return self
+        return replace(self, agents=self.agents.update(changed), former_depths=depths)
+
+    def hold_roots(self, agent: str) -> list[str]:
+        """Where holds of an agent may be known: under the top account that it has, or had, or by itself."""
+        rules = self.rules_of(agent)
+        roots: list[str] = []
+        for account in (rules.account, *rules.former):
+            if account:
+                roots.append(split_path(account)[0])
+            else:
+                depths = (self.accounts.agent_level, *self.former_depths)
+                roots += [join_path([*[NO_ACCOUNT] * depth, agent]) for depth in depths]
+        return list(dict.fromkeys(roots))
 
 
 def effective(policy: Policy, edits: Iterable[Edit] = ()) -> Effective:

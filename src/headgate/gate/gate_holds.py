@@ -27,7 +27,7 @@ from headgate.gate.account_holds import (
     id_start,
     named_costs,
 )
-from headgate.gate.accounts import NO_ACCOUNT, Bound, is_within
+from headgate.gate.accounts import NO_ACCOUNT, Bound, is_within, level_of
 from headgate.gate.gate_changes import GateChanges
 from headgate.gate.lookup import AGENTS, Lookup
 from headgate.gate.policy import Policy, check_agent
@@ -244,7 +244,8 @@ class GateHolds(GateChanges):
         shadow = policy.shadow or name in policy.shadow_agents
         mode = "exempt" if rules.exempt else "shadow" if shadow else "enforced"
         offence = Offence(AGENTS, name, lookup.backoff) if mode == "enforced" else None
-        return HoldTemplate(self._hold_context(), name, asks, mode, offence, bool(rules.former))
+        moved = bool(rules.former or effective.former_depths)
+        return HoldTemplate(self._hold_context(), name, asks, mode, offence, moved)
 
     def _decided(self, hold: AccountHold, violation: Violation | None) -> AccountHold:
         """The hold, with the decision that its caller gets. Emits the events of it."""
@@ -283,7 +284,9 @@ class GateHolds(GateChanges):
                     self._alerted.pop((hold.bound_of(row), budget.identity), None)
 
     def _limits_now(self, hold: AccountHold, row: LimitRow) -> tuple[Limit, ...]:
-        """The limits that are in force where a hold has one."""
+        """The limits that are in force where a hold has one; none if there are other levels since."""
+        if level_of(hold.account) != self._lookup.effective.accounts.agent_level:
+            return ()
         limits = self._lookup.effective.account_limits(row.path or f"{hold.account}/{NO_ACCOUNT}")
         limit = limits.get((hold.bound_of(row).resource, row.tool))
         return () if limit is None else limit.parts
@@ -336,9 +339,7 @@ class GateHolds(GateChanges):
     def _find_hold(self, agent: object, hold_id: object) -> Flow[StoreCall, AccountHold]:
         name, store, effective = check_agent(agent), self._account_store, self._lookup.effective
         store_id = id_start(name) + check_id(hold_id)
-        rules = effective.rules_of(name)
-        for account in (rules.account, *rules.former):
-            root = effective.accounts.root_of(effective.accounts.agent_path(account, name))
+        for root in effective.hold_roots(name):
             listed: ListedHold | None = yield StoreCall(store.read_hold, store.aread_hold, (HOLDS, root, store_id))
             if listed is not None:
                 asks, session = restored_asks(root, listed)
