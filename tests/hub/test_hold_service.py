@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import socket
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -237,6 +238,22 @@ def test_a_hold_waits_for_its_turn_if_it_is_told_to(tenant: Tenant) -> None:
         assert tenant.admin.get("/v1/holds/waited", params=query).status_code == 404
         assert tenant.admin.post(f"/v1/holds/{held[0]}/settle", params=query).status_code == 200
         assert waiting.result(PATIENCE).status_code == 201
+
+
+def test_a_caller_that_hangs_up_leaves_the_line_and_takes_nothing(tenant: Tenant) -> None:
+    held = [hold(tenant.planner, {})["id"] for _ in range(3)]
+    queues, body = tenant.hub.hub.gate._hold_queues, json.dumps({"timeout": 30, "lease": 600})
+    token = tenant.planner.headers["Authorization"]
+    host, port = str(tenant.hub).split(":")
+    for _ in range(3):
+        with socket.create_connection((host, int(port)), PATIENCE) as connection:
+            head = f"POST /v1/holds HTTP/1.1\r\nHost: {host}\r\nAuthorization: {token}\r\nContent-Length: {len(body)}"
+            connection.sendall(f"{head}\r\n\r\n{body}".encode())
+            wait_for(lambda: queues.length("acme/search/planner"), "the hold to wait")
+        wait_for(lambda: not queues.length("acme/search/planner"), "it to leave the line")
+    query = {"agent": "planner"}
+    assert tenant.admin.post(f"/v1/holds/{held[0]}/settle", params=query).status_code == 200
+    assert tenant.left("acme/search/planner")["slots"] == "1"
 
 
 def test_exempt_agents_are_counted_and_never_denied() -> None:

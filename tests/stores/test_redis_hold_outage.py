@@ -5,8 +5,10 @@ import logging
 import signal
 from collections.abc import Iterator
 from struct import pack
+from typing import Any
 
 import pytest
+import redis
 
 from headgate import Limiter, ManualClock, per_day
 from headgate.errors import HoldError, InvalidInput, StoreAway
@@ -197,6 +199,34 @@ def test_a_hold_that_is_extended_meanwhile_stays_open_and_knows_its_costs(
         assert hold.extend(lease=90)
         assert hold.state == "open"
         assert hold._costs == (15 + 3 * (policy == "open"),)
+
+
+def test_bookings_whose_answer_was_lost_are_sent_again_and_are_no_errors(
+    own: Server, breaker_clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RedisStore(own.url, on_failure_holds="open") as store:
+        limiter = Limiter(Budget(50), store=store)
+        limiter.peek("a")
+        own.kill()
+        extended, settled = limiter.hold("a", 10), limiter.hold("a", 1)
+        assert extended.extend(5)
+        assert settled.extend(3)
+        settled.settle(2)
+        exchange = store._clients.exchange
+        lost: list[Any] = []
+
+        def lossy(commands: list[Any]) -> list[Any]:
+            replies = exchange(commands)
+            if not lost and len(commands[0]) > 20 and isinstance(replies[0], list):
+                lost.append(replies)
+                return [redis.ConnectionError("lost")] * len(commands)
+            return replies
+
+        monkeypatch.setattr(store._clients, "exchange", lossy)
+        come_back(own, store, breaker_clock)
+        assert lost
+        assert "can't be booked" not in caplog.text
+        assert limiter.peek("a").remaining == 50 - 15 - 2
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

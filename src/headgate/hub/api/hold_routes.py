@@ -4,6 +4,7 @@ A caller acts for itself and sees the accounts on its own path; an admin acts fo
 Nobody renews a lease here: the program extends it.
 """
 
+import asyncio
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Annotated, Any, Final, TypeAlias
@@ -16,6 +17,7 @@ from headgate.gate import Gate
 from headgate.gate.account_holds import AccountHold, AccountHoldSummary, LimitStatus
 from headgate.gate.accounts import NO_ACCOUNT, is_within, split_path
 from headgate.gate.policy import check_agent
+from headgate.holds import PendingHold
 from headgate.http import PROBLEM_JSON
 from headgate.http.problem import describe_bound, describe_denial
 from headgate.hub.api.responses import ApiResponse, DeniedBody, encode_headers
@@ -253,7 +255,7 @@ def _agent(call: Call, given: str | None) -> str:
 async def _hold(call: Call, gate: Gate) -> HoldDetail | ApiResponse:
     body: NewHold = call.body
     agent, costs = _agent(call, body.agent), read_costs(body.costs)
-    hold = await gate.ahold(
+    pending = gate.ahold(
         agent,
         costs,
         session=body.session,
@@ -262,7 +264,25 @@ async def _hold(call: Call, gate: Gate) -> HoldDetail | ApiResponse:
         timeout=body.timeout,
         hold_id=body.id,
     )
+    hold = await _wait_in_line(call, pending) if body.timeout else await pending
     return _answer(hold) if hold else _denial(gate, hold, hold.decision)
+
+
+async def _wait_in_line(call: Call, pending: PendingHold[AccountHold]) -> AccountHold:
+    """A hold that may have to wait. A caller that hangs up leaves the line, and keeps nothing that it can't know of."""
+    making, leaving = asyncio.ensure_future(pending), asyncio.ensure_future(call.hung_up())
+    try:
+        await asyncio.wait((making, leaving), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        making.cancel()  # it does nothing to one that is done
+    await asyncio.wait((making,))  # it may have something to give back
+    if making.cancelled():
+        raise RequestError(400, "invalid", "the caller hung up while it waited")
+    hold = making.result()
+    if hold and call.body.id is None and leaving.done() and not leaving.cancelled():
+        await hold.acancel()
+    return hold
 
 
 async def _find(call: Call, gate: Gate) -> AccountHold:

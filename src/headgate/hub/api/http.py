@@ -7,6 +7,7 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from itertools import islice
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -122,7 +123,7 @@ class Api:
             revoked_meanwhile = revocations != self._registry.revocations
             caller = await self._authenticate_again(caller, route, revoked_meanwhile, address)
         by = f"{caller.name or caller.role} at {address}" if caller.role else caller.agent
-        call = Call(caller=caller, by=by, parts=parts, query=query, body=body)
+        call = Call(caller=caller, by=by, parts=parts, query=query, body=body, hung_up=partial(_hung_up, receive))
         answer = await route.handler(call)
         if isinstance(answer, ApiResponse):
             return answer
@@ -213,6 +214,11 @@ class Api:
                         return bytes(body)
         except TimeoutError:
             raise RequestError(408, "too_slow", f"expected the whole body within {_BODY_TIMEOUT:g} s") from None
+
+
+async def _hung_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _hint(path: str) -> str:

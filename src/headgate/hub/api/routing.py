@@ -5,7 +5,7 @@ tests that cover every route.
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -39,6 +39,8 @@ class Call:
     """The values of the named parts of the path."""
     query: Any
     body: Any
+    hung_up: Callable[[], Coroutine[Any, Any, None]]
+    """Ends when the caller has hung up."""
 
     @property
     def agent(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from headgate.errors import HeadgateError, StoreAway, UnknownHold
+from headgate.errors import HeadgateError, HoldError, StoreAway, UnknownHold
 from headgate.lifecycle import new_lock
 from headgate.stores.holds import HoldAnswer
 from headgate.stores.redis.ask_again import AskAgain
@@ -46,6 +46,8 @@ class Booking:
         """Whether it does nothing but renew the lease."""
         self.may_be_unknown: Final = may_be_unknown
         """Whether it cancels a hold that perhaps was never made."""
+        self.sent = False
+        """Whether it was sent before, and not answered: it may be done, and what follows it too."""
 
     @property
     def grants(self) -> bool:
@@ -140,9 +142,11 @@ class Bookings:
                 answer = self._send_one(booking)
             if isinstance(answer, StoreAway):
                 break
-            if isinstance(answer, BaseException) and not (booking.may_be_unknown and isinstance(answer, UnknownHold)):
+            if isinstance(answer, BaseException) and not self._is_expected(booking, answer):
                 _log.error("what was decided while the store was away can't be booked: %s", answer)
             done += 1
+        for booking in some[done:]:
+            booking.sent = True
         with self._lock:
             for booking, make in zip(some[:done], makers, strict=False):
                 renewed = booking.make is not make  # meanwhile
@@ -154,6 +158,13 @@ class Bookings:
                 else:
                     self._drop(booking)
         return done == len(some)
+
+    def _is_expected(self, booking: Booking, error: BaseException) -> bool:
+        """Whether an error says no more than that there never was a hold to cancel, or that all was done before."""
+        followed = booking.sent and self._about[booking.about][-1] is not booking
+        return (followed and isinstance(error, HoldError)) or (
+            booking.may_be_unknown and isinstance(error, UnknownHold)
+        )
 
     def _drop(self, booking: Booking) -> None:
         others = self._about[booking.about]
