@@ -7,6 +7,7 @@ after the decision. An exception of a listener is logged and affects nobody else
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TypeAlias, TypeVar
 
 from headgate.limits.decision import Decision, Outcome
@@ -105,7 +106,7 @@ class HoldChecked:
 
 @dataclass(frozen=True, slots=True)
 class AccountAlerted:
-    """A budget of an account is used up to a share: 0.8; or 1, also if a hold was denied after 0.8.
+    """A budget of an account is used up to a share: 0.8; or 1, also if a hold was denied after 0.8: see what is left.
 
     Each is told once in a period by each gate: again after a restart, and by each process that has reached it.
     """
@@ -118,6 +119,8 @@ class AccountAlerted:
     limit: str
     resets_at: float | None
     """When the next period begins, in seconds since 1970; None without one."""
+    left: Decimal = Decimal(0)
+    """What is left of the budget; below 0 in debt."""
 
 
 Event: TypeAlias = (

@@ -48,7 +48,7 @@ def test_f1_80_percent_of_a_budget_are_one_alert_which_becomes_that_of_100_perce
         settled(hub)
         assert events(receiver)[1:] == [(RAISED, "acme/search", 1.0)]
         second = receiver.heard[1].json()["alert"]
-        assert second == {**first, "share": 1.0, "times": 2}
+        assert second == {**first, "share": 1.0, "times": 2, "left": "0.000000"}
         assert shown(hub) == [second]
         with hub.http(ADMIN) as http:
             listed = http.get("/api/admin/alerts").json()
@@ -57,7 +57,7 @@ def test_f1_80_percent_of_a_budget_are_one_alert_which_becomes_that_of_100_perce
     lines = [line for line in logged if line["event"].startswith("a budget is")]
     assert [(line["log_level"], line["event"]) for line in lines] == [
         ("warning", "a budget is nearly used up"),
-        ("warning", "a budget is used up"),
+        ("warning", "a budget is used up, or too little is left"),
     ]
     assert (lines[0]["account"], lines[0]["resource"]) == ("acme/search", "usd")
 

@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from headgate.cli.account_limits import amount
 from headgate.cli.answers import local_time, number, shown, whole
 from headgate.cli.hub_commands import ListCommand, Rows, add_limit_option
 from headgate.cli.parser import Commands
@@ -44,7 +45,7 @@ def _alert(one: dict[str, Any]) -> list[str | Cell]:
     state = "open" if one["resolved_at"] is None else f"resolved {local_time(one['resolved_at'])}"
     if "account" in one:
         tool = f" by {shown(one['tool'])}" if one["tool"] else ""
-        used = f"{whole(100 * number(one['share']))} % of {shown(one['limit'])}{tool}"
+        used = f"{_share(one)} of {shown(one['limit'])}{tool}"
         return [local_time(one["raised_at"]), str(one["account"]), state, "-", used, "-"]
     return [
         local_time(one["raised_at"]),
@@ -54,6 +55,13 @@ def _alert(one: dict[str, Any]) -> list[str | Cell]:
         ", ".join([f"{shown(each['channel'])} {shown(each['action'])}" for each in one["actions"]]) or "-",
         shown(one["address"]) or "-",
     ]
+
+
+def _share(one: dict[str, Any]) -> str:
+    """How much of a budget is used, or left if that was too little for a hold."""
+    left = amount(one.get("left", "0"))  # an older hub doesn't tell
+    too_little = number(one["share"]) == 1 and left != "0" and not left.startswith("-")
+    return f"only {left} left" if too_little else f"{whole(100 * number(one['share']))} %"
 
 
 def _addresses(answer: dict[str, Any]) -> Rows:

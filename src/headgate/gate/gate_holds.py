@@ -311,7 +311,7 @@ class GateHolds(GateChanges):
         if len(self._alerted) >= _REMEMBERED:
             self._alerted.clear()
         self._alerted[key] = (share, period, budget)
-        self._emit(AccountAlerted(*bound, share, str(budget), resets_at))
+        self._emit(AccountAlerted(*bound, share, str(budget), resets_at, decision.left))
 
     def _hold_context(self) -> HoldContext:
         found, low, max_lease = self._context, self._lookup.low, self._lookup.effective.accounts.max_lease

@@ -29,6 +29,7 @@ from headgate.hub.monitoring.alert_base import AlertStore, AlertWorker, RecentAl
 from headgate.hub.timer import Timer
 from headgate.limits.clock import Clock
 from headgate.limits.notation import parse
+from headgate.limits.units import amount_text
 from headgate.stores.base import LAST_MOMENT, SharedAlerts
 
 AccountAlertEvent: TypeAlias = Literal["account_alert.raised", "account_alert.resolved"]
@@ -55,7 +56,7 @@ class AccountAlert(Struct, frozen=True):
     tool: str
     """"" unless it is the budget of one tool."""
     share: float
-    """0.8, or 1 if it is used up."""
+    """0.8, or 1 if it is used up, or a hold was denied after that."""
     limit: str
     resets_at: float | None
     """When the next period begins, in seconds since 1970; None without one."""
@@ -65,6 +66,8 @@ class AccountAlert(Struct, frozen=True):
     """When it was resolved; None while it is open."""
     times: int = 1
     """The number of times that it was raised: again when an 80 percent alert becomes a 100 percent one."""
+    left: str = "0"
+    """What was left of the budget when it was raised last."""
 
 
 class _OpenAlert:
@@ -183,13 +186,13 @@ class AccountAlerts:
         self._too_many = False
         self._open[key] = _OpenAlert(alert, text)
         self.raised[alert.share] += 1
-        used = "used up" if alert.share == 1 else "nearly used up"
         _log.warning(
-            f"a budget is {used}",
+            "a budget is used up, or too little is left" if alert.share == 1 else "a budget is nearly used up",
             account=alert.account,
             resource=alert.resource,
             tool=alert.tool,
             limit=alert.limit,
+            left=alert.left,
             resets_at=alert.resets_at,
         )
         self._recent.add(alert)
@@ -244,8 +247,8 @@ class AccountAlerts:
             await self._resolve(key, entry)
         elif same[0].limit != alert.limit:
             if used > alert.share:
-                event = AccountAlerted(alert.account, alert.resource, alert.tool, used, same[0].limit, alert.resets_at)
-                await self._raise(event)
+                told = (used, same[0].limit, alert.resets_at, same[0].left)
+                await self._raise(AccountAlerted(alert.account, alert.resource, alert.tool, *told))
                 return
             changed = replace(alert, share=used, limit=same[0].limit)
             outcome, _ = await self._put(key, changed, entry.text)
@@ -318,9 +321,10 @@ class AccountAlerts:
 
 def _raised(event: AccountAlerted, before: AccountAlert | None) -> AccountAlert:
     told = (event.account, event.resource, event.tool, event.share, event.limit, event.resets_at)
+    left = amount_text(event.left)
     if before is None:
-        return AccountAlert(uuid4().hex, *told, raised_at=time.time())
-    return AccountAlert(before.alert_id, *told, raised_at=before.raised_at, times=before.times + 1)
+        return AccountAlert(uuid4().hex, *told, raised_at=time.time(), left=left)
+    return AccountAlert(before.alert_id, *told, raised_at=before.raised_at, times=before.times + 1, left=left)
 
 
 def _key(account: str, resource: str, tool: str, limit: str) -> str:

@@ -13,10 +13,11 @@ const key = ({ alert_id, times }) => `${alert_id} ${times}`;
 
 const whoOf = (alert) => alert.account ?? alert.agent_id;
 const linkOf = (alert) => (alert.account ? accountLink(alert.account) : agentLink(alert.agent_id));
-const percentText = ({ share }) => `${Math.round(share * 100)} %`;
+const tooLittle = ({ share, left }) => share >= 1 && Number(left) > 0; // for a hold that was denied
+const shareText = (alert) => (tooLittle(alert) ? `${Number(alert.left)} left` : `${Math.round(alert.share * 100)} %`);
 
 function describe(alert) {
-  if (alert.account) return `${percentText(alert)} of ${alert.limit}${alert.tool && ` by ${alert.tool}`} used`;
+  if (alert.account) return `${shareText(alert)} of ${alert.limit}${alert.tool && ` by ${alert.tool}`}${tooLittle(alert) ? "" : " used"}`;
   const minutes = alert.within / 60;
   const within = minutes >= 1 ? `${minutes} min` : `${alert.within} s`;
   return `${alert.violations} violations within ${within}${alert.times > 1 ? `, ${alert.times} times over` : ""}`;
@@ -142,7 +143,7 @@ function drawRow(node, alert) {
   const open = !alert.resolved_at;
   setAttribute(node, "data-open", open);
   setText(node.querySelector(".mark"), open ? "open" : "resolved");
-  setText(node.querySelector("b"), alert.account ? percentText(alert) : plural(alert.total, "violation"));
+  setText(node.querySelector("b"), alert.account ? shareText(alert) : plural(alert.total, "violation"));
   node.querySelector("b").title = describe(alert);
   setText(node.querySelector(".what"), denied(alert));
   const since = timeText(alert.raised_at);
