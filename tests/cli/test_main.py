@@ -477,8 +477,8 @@ def test_policy_check_lists_what_the_settings_of_the_hub_change(tmp_path: Path) 
         "  hub.store = (not shown)",
         "  hub.viewer_token = (not shown)",
         "  hub.public_dashboard = true  (default: false)",
-        "  hub.allowed_hosts = a.org,b.org",
-        "  hub.tls_key = key.pem",
+        '  hub.allowed_hosts = ["a.org", "b.org"]',
+        '  hub.tls_key = "key.pem"',
     ]
     path.write_text("hub = 5\n")
     result = run("policy", "check", str(path))

@@ -108,7 +108,7 @@ def test_the_page_of_an_agent_has_everything_about_it(running_hub: StartHub, hea
             r"role          viewer",
             r"denied        1 in the last minute, 1 in the last hour, 1 in a row",
             r"override      ws heavy=100/minute, session=5/second burst 7",
-            r"sessions      1 open, each: 5/second burst 7",
+            r"sessions      1 open, signals of each: 5/second burst 7",
             rf"tasks         holds {task}, created 1 unfinished",
             rf"connection    ws from 127\.0\.0\.1 since {TIME}",
             r"bucket +used +left  limit +own",

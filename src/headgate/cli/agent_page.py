@@ -75,7 +75,7 @@ def _facts(data: dict[str, Any], agent: AgentSummary) -> Iterator[tuple[str, str
         yield "account", path.rpartition("/")[0]
     if data["holds"]:
         yield "holds", f"{len(data['holds'])}, see headgate holds list {path}"
-    yield "sessions", f"{whole(data['sessions'])} open, each: {shown(data['session_limit'])}"
+    yield "sessions", f"{whole(data['sessions'])} open, signals of each: {shown(data['session_limit'])}"
     held = data["tasks"]["held"]
     created = whole(data["tasks"]["created"])
     yield "tasks", f"{'holds none' if held is None else f'holds {shown(held)}'}, created {created} unfinished"

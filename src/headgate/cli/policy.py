@@ -4,6 +4,7 @@ import argparse
 import re
 from dataclasses import fields
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Final
 
 from headgate.cli.account_limits import note_rate_of_money
@@ -14,7 +15,7 @@ from headgate.cli.parser import Commands, UsageError, add_command, add_group
 from headgate.cli.terminal import YELLOW, Cell, Column, print_error, print_json, print_table
 from headgate.errors import printable
 from headgate.gate.policy import Policy, PolicyError, read_toml
-from headgate.gate.toml_text import toml_key
+from headgate.gate.toml_text import toml_key, toml_value
 from headgate.hub.settings import HubSettings
 
 _CHANGE = ("path", "value", "default")
@@ -109,12 +110,10 @@ def _changed(settings: HubSettings) -> list[tuple[str, str, str]]:
 
 
 def _text(value: Any) -> str:
-    """A setting, as it is written."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        value = ",".join(value)
-    return "" if value is None else printable(str(value))
+    """A setting, as it is written in a file; "" for none."""
+    if value is None or value in ("", ()):
+        return ""
+    return toml_value(list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value)
 
 
 def _show(options: argparse.Namespace) -> int:
