@@ -10,7 +10,7 @@ import pytest
 
 from headgate import Gate, ManualClock, MemoryStore, Policy
 from headgate.errors import StoreAway
-from headgate.gate.gate_accounts import AccountStatus
+from headgate.gate.account_status import AccountStatus
 from headgate.hub.dashboard import accounts as module
 from headgate.hub.dashboard.accounts import AccountReader
 from tests.support.account_alerts import PAYS, spend

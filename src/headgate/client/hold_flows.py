@@ -12,9 +12,8 @@ from headgate.client.outbox import Refused
 from headgate.client.url import checked_token, is_hub_url
 from headgate.errors import HeadgateError, HoldError, UnknownHold, refuse, refuse_option
 from headgate.flow import Flow
-from headgate.gate.account_holds import LimitStatus
+from headgate.gate.account_status import AccountStatus, LimitStatus
 from headgate.gate.accounts import Bound
-from headgate.gate.gate_accounts import AccountStatus
 from headgate.http import parse_retry_after
 from headgate.limits.clock import Clock, MonotonicClock
 from headgate.limits.numbers import Number, microseconds

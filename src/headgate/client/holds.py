@@ -24,7 +24,7 @@ from headgate.client.hold_flows import (
 from headgate.client.url import is_loopback
 from headgate.errors import HeadgateError
 from headgate.flow import Flow, adrive, drive
-from headgate.gate.gate_accounts import AccountStatus
+from headgate.gate.account_status import AccountStatus
 from headgate.holds import PendingHold
 from headgate.limits.clock import Clock
 from headgate.limits.numbers import Number

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import Decimal
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
 from headgate.errors import refuse
 from headgate.flow import Flow, adrive, drive, in_thread
@@ -18,7 +18,8 @@ from headgate.gate.account_asks import (
     read_metered_unit,
     restored_asks,
 )
-from headgate.gate.account_holds import AccountHoldSummary, LimitStatus, limit_status, named_costs
+from headgate.gate.account_holds import named_costs
+from headgate.gate.account_status import AccountHoldSummary, AccountStatus, LimitStatus, limit_status
 from headgate.gate.accounts import (
     NO_ACCOUNT,
     SLOTS,
@@ -30,8 +31,9 @@ from headgate.gate.accounts import (
     session_path,
     split_path,
 )
-from headgate.gate.gate_holds import GateHolds, StoreCall, acall_store, call_store
+from headgate.gate.gate_holds import GateHolds
 from headgate.gate.policy import check_agent
+from headgate.gate.store_calls import StoreCall, acall_store, call_store
 from headgate.gate.usage import DEFAULT_GROUPS, Usage, UsageTotal, usage_groups, usage_totals
 from headgate.limits.budget import Budget
 from headgate.limits.calendar import Calendar, zone_of
@@ -47,15 +49,6 @@ _widest: Final = lru_cache(4096)(Budget.widest)  # a budget is made of texts
 
 _LISTED: Final = 10_000  # open holds that are looked at to list some
 _COUNTED: Final = 1000  # the same to tell what is held
-
-
-class AccountStatus(NamedTuple):
-    """An account, with its limits."""
-
-    path: str
-    level: str
-    plan: str
-    limits: tuple[LimitStatus, ...]
 
 
 class GateAccounts(GateHolds):

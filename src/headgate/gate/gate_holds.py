@@ -1,7 +1,7 @@
 """Holds of a gate: an agent reserves on all accounts above it at once, and settles what it has used."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 from headgate._hold_hot import lease_of
 from headgate._limiter_hot import KEEP
@@ -22,15 +22,16 @@ from headgate.gate.account_holds import (
     AccountHoldOwner,
     HoldContext,
     HoldTemplate,
-    alert_share,
     check_lease,
     id_start,
     named_costs,
 )
+from headgate.gate.account_status import alert_share
 from headgate.gate.accounts import NO_ACCOUNT, Bound, is_within, level_of
 from headgate.gate.gate_changes import GateChanges
 from headgate.gate.lookup import AGENTS, Lookup
 from headgate.gate.policy import Policy, check_agent
+from headgate.gate.store_calls import StoreCall, acall_store, call_store
 from headgate.holds import PendingHold, check_id, found_hold, read_terms
 from headgate.limits.budget import Budget
 from headgate.limits.decision import NEVER, Decision, Limit, Outcome, Violation
@@ -54,14 +55,6 @@ Costs: TypeAlias = Mapping[str, Any]
 LEASE: Final = 60
 """Seconds that a hold lasts unless it is told otherwise."""
 _REMEMBERED: Final = 10_000  # limits for holds, and alerts that were raised
-
-
-class StoreCall(NamedTuple):
-    """A step of a flow: call a method of the store, or its async twin."""
-
-    method: Callable[..., Any]
-    twin: Callable[..., Any]
-    arguments: tuple[Any, ...]
 
 
 class GateHolds(GateChanges):
@@ -362,12 +355,3 @@ def _used_share(budget: Budget, decision: Decision) -> float:
         return 0.0
     share = alert_share(decision.left, budget.amount)
     return 1.0 if share and not decision else share
-
-
-def call_store(call: StoreCall) -> Any:
-    return call.method(*call.arguments)
-
-
-def acall_store(call: StoreCall) -> Awaitable[Any]:
-    found: Awaitable[Any] = call.twin(*call.arguments)
-    return found

@@ -9,8 +9,8 @@ from msgspec.structs import asdict
 
 from headgate.errors import refuse
 from headgate.gate import Gate
-from headgate.gate.account_holds import LimitStatus
 from headgate.gate.account_settings import limit_settings
+from headgate.gate.account_status import AccountStatus, LimitStatus
 from headgate.gate.accounts import (
     AccountLimit,
     Accounts,
@@ -22,7 +22,6 @@ from headgate.gate.accounts import (
     split_path,
 )
 from headgate.gate.changes import account_limit, account_plan, agent_account, agent_plan, level_limit, plan_limit
-from headgate.gate.gate_accounts import AccountStatus
 from headgate.gate.policy import check_agent
 from headgate.hub.agents.registry import Registry
 from headgate.hub.api.admin_limit_routes import LimitTexts

@@ -14,7 +14,8 @@ from msgspec import Meta, Struct
 
 from headgate.errors import refuse
 from headgate.gate import Gate
-from headgate.gate.account_holds import AccountHold, AccountHoldSummary, LimitStatus
+from headgate.gate.account_holds import AccountHold
+from headgate.gate.account_status import AccountHoldSummary, LimitStatus
 from headgate.gate.accounts import NO_ACCOUNT, is_within, split_path
 from headgate.gate.policy import check_agent
 from headgate.holds import PendingHold

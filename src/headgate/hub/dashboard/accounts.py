@@ -18,9 +18,8 @@ from msgspec.structs import replace
 from headgate.errors import HeadgateError, InvalidInput
 from headgate.events import Event, HoldChecked
 from headgate.gate import Gate
-from headgate.gate.account_holds import LimitStatus
+from headgate.gate.account_status import AccountStatus, LimitStatus
 from headgate.gate.accounts import path_prefixes
-from headgate.gate.gate_accounts import AccountStatus
 from headgate.limits.clock import Clock
 from headgate.limits.units import amount_text
 from headgate.stores.holds import AccountStore

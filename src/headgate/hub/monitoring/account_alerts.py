@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from headgate.errors import HeadgateError, InvalidInput, StoreAway
 from headgate.events import AccountAlerted
 from headgate.gate import Gate
-from headgate.gate.account_holds import ALERT_SHARES, LimitStatus, alert_share
+from headgate.gate.account_status import ALERT_SHARES, LimitStatus, alert_share
 from headgate.hub.monitoring.alert_base import AlertStore, AlertWorker, RecentAlerts, StoreOutcome
 from headgate.hub.timer import Timer
 from headgate.limits.clock import Clock
