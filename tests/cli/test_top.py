@@ -17,8 +17,9 @@ from textual.widgets import DataTable, Input, Static
 
 from headgate import Policy
 from headgate.cli.hub_api import HubApi
+from headgate.cli.poller import Poller
 from headgate.cli.top_accounts import AccountsScreen
-from headgate.cli.top_app import ConfirmScreen, HelpScreen, StatusPoller, TopApp
+from headgate.cli.top_app import ConfirmScreen, HelpScreen, TopApp
 from tests.support.hub import ADMIN, VIEWER, Running, running
 from tests.support.ports import nobody
 from tests.support.scripted_server import impostor
@@ -488,17 +489,16 @@ def test_a_hub_that_is_away_is_waited_for(shared: Running, monkeypatch: pytest.M
 
 
 def test_an_unforeseen_error_is_shown_and_the_polling_goes_on() -> None:
-    class Odd(HubApi):
-        def status(self) -> Any:
-            raise KeyError("odd")
+    def fail() -> None:
+        raise KeyError("odd")
 
     results: list[Any] = []
-    poller = StatusPoller(Odd("http://127.0.0.1:1", "", ""), 0.005, results.append)
+    poller = Poller("http://127.0.0.1:1", 0.005, fail, results.append)
     poller.start()
     wait_for(lambda: len(results) > 2, "three results")
     poller.stop()
     poller.join(PATIENCE)
-    assert str(results[0].result) == "http://127.0.0.1:1: KeyError('odd')"
+    assert str(results[0]) == "http://127.0.0.1:1: KeyError('odd')"
 
 
 # Accounts -------------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The accounts in the live view of `headgate top`: every limit, the worst first."""
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Final
 
 from rich.text import Text
@@ -16,6 +16,7 @@ from textual.widgets import DataTable, Footer, Static
 from headgate.cli.account_limits import amount, duration_text, resource_text
 from headgate.cli.answers import number, shown
 from headgate.cli.hub_api import HubApi, HubError
+from headgate.cli.poller import Poller
 from headgate.cli.terminal import GREEN, RED, YELLOW, truncate, usage_colour
 
 MOST_ACCOUNTS: Final = 300
@@ -56,30 +57,6 @@ class AccountsPolled(Message):
     result: list[AccountRow] | HubError
 
 
-class AccountsPoller(threading.Thread):
-    """Polls the accounts of a hub, and posts each result."""
-
-    def __init__(self, hub: HubApi, interval: float, post: Callable[[AccountsPolled], object]) -> None:
-        super().__init__(daemon=True)
-        self._hub, self._interval, self._post = hub, interval, post
-        self._stopped = threading.Event()
-
-    def run(self) -> None:
-        while not self._stopped.is_set():
-            result: list[AccountRow] | HubError
-            try:
-                result = account_rows(self._hub)
-            except HubError as error:
-                result = error
-            except Exception as error:  # noqa: BLE001 - no error ends the thread
-                result = HubError(0, f"{self._hub.url}: {error!r}")
-            self._post(AccountsPolled(result))
-            self._stopped.wait(self._interval)
-
-    def stop(self) -> None:
-        self._stopped.set()
-
-
 def account_rows(hub: HubApi) -> list[AccountRow]:
     """The limits of a hub's accounts, the worst first."""
     found = hub.accounts(most=MOST_ACCOUNTS)
@@ -99,7 +76,9 @@ class AccountsScreen(Screen[None]):
     def __init__(self, hub: HubApi, interval: float) -> None:
         super().__init__()
         self._hub = hub
-        self._poller = AccountsPoller(hub, interval, self.post_message)
+        self._poller = Poller(
+            hub.url, interval, partial(account_rows, hub), lambda result: self.post_message(AccountsPolled(result))
+        )
         self._rows: list[AccountRow] = []
 
     def compose(self) -> ComposeResult:

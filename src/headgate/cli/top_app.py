@@ -17,6 +17,7 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
 from headgate.cli.hub_api import AgentSummary, HubApi, HubError, HubStatus
+from headgate.cli.poller import Poller
 from headgate.cli.terminal import GREEN, RED, YELLOW, truncate, usage_colour
 from headgate.cli.top_accounts import AccountsScreen
 from headgate.errors import printable
@@ -71,36 +72,6 @@ class ActionFinished(Message):
 
     text: str
     success: bool
-
-
-class StatusPoller(threading.Thread):
-    """Polls the status of a hub, and posts each result."""
-
-    def __init__(self, hub: HubApi, interval: float, post: Callable[[StatusPolled], object]) -> None:
-        super().__init__(daemon=True)  # quitting doesn't wait for a hub that is away
-        self._hub, self._interval, self._post = hub, interval, post
-        self._now = threading.Event()
-        self._stopped = False
-
-    def run(self) -> None:
-        while not self._stopped:
-            self._now.clear()
-            result: HubStatus | HubError
-            try:
-                result = self._hub.status()
-            except HubError as error:
-                result = error
-            except Exception as error:  # noqa: BLE001 - no error ends the thread
-                result = HubError(0, f"{self._hub.url}: {error!r}")
-            self._post(StatusPolled(result))
-            self._now.wait(self._interval)
-
-    def poll_now(self) -> None:
-        self._now.set()
-
-    def stop(self) -> None:
-        self._stopped = True
-        self._now.set()
 
 
 class ConfirmScreen(ModalScreen[bool]):
@@ -176,7 +147,7 @@ class TopApp(App[int]):
     def __init__(self, hub: HubApi, interval: float = 1.0) -> None:
         super().__init__()
         self._hub, self._interval = hub, interval
-        self._poller = StatusPoller(hub, interval, self.post_message)
+        self._poller = Poller(hub.url, interval, hub.status, lambda result: self.post_message(StatusPolled(result)))
         self._status: HubStatus | None = None
         self._shown: list[AgentSummary] = []
         self._filter = ""

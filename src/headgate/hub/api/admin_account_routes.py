@@ -24,7 +24,7 @@ from headgate.gate.accounts import (
 from headgate.gate.changes import account_limit, account_plan, agent_account, agent_plan, level_limit, plan_limit
 from headgate.gate.policy import check_agent
 from headgate.hub.agents.registry import Registry
-from headgate.hub.api.admin_limit_routes import LimitTexts
+from headgate.hub.api.admin_limit_routes import MOST_LIMITS, LimitTexts, limit_texts
 from headgate.hub.api.agent_routes import AccountPath, PlanName
 from headgate.hub.api.hold_routes import HoldEntry, LimitEntry, hold_entry, limit_entry
 from headgate.hub.api.routing import Body, Call, Route, Who
@@ -32,8 +32,6 @@ from headgate.hub.errors import RequestError
 from headgate.stores.base import Edit
 
 _MOST_NAMES: Final = 1000  # agents or accounts below one that are listed with it
-_LONGEST_LIMIT: Final = 200
-_MOST_LIMITS: Final = 10
 _TOOLS: Final = "tools"
 _PLAN: Final = "plan"
 
@@ -299,11 +297,8 @@ def _of_tool(where: str, given: dict[str, Any], tool: str | None, accounts: Acco
 
 def _text(where: str, resource: str, given: Any, accounts: Accounts) -> str:
     """A limit as it was given. A budget without a time zone keeps that of the one which it replaces."""
-    texts = given if isinstance(given, list) else [given]
-    if not 1 <= len(texts) <= _MOST_LIMITS or not all([isinstance(text, str) for text in texts]):
-        refuse(where, f"a limit such as '500/calendar month', a list of 1 to {_MOST_LIMITS}, or null", given)
-    if any([len(text) > _LONGEST_LIMIT for text in texts]):
-        refuse(where, f"at most {_LONGEST_LIMIT} characters for a limit", given)
+    expected = f"a limit such as '500/calendar month', a list of 1 to {MOST_LIMITS}, or null"
+    texts = limit_texts(where, given, expected)
     parse_account_limit(where, resource, texts, accounts.units, accounts.zone)
     return "; ".join(texts)
 

@@ -17,15 +17,16 @@ from headgate.hub.sockets.frames import AgentId
 from headgate.limits.decision import Limit
 from headgate.limits.notation import rate_limit_of
 
+MOST_LIMITS: Final = 10
+"""In one list."""
 _LONGEST_LIMIT: Final = 200
-_MOST_LIMITS: Final = 10
 _SESSION: Final = "session"  # beside the tiers
 
 Limits = dict[str, dict[str, str]]
 """Limits as text, by channel and tier."""
 
 LimitText = Annotated[str, Meta(min_length=1, max_length=_LONGEST_LIMIT, examples=["60/minute", "60/minute burst 10"])]
-LimitTexts = LimitText | Annotated[list[LimitText], Meta(min_length=1, max_length=_MOST_LIMITS)]
+LimitTexts = LimitText | Annotated[list[LimitText], Meta(min_length=1, max_length=MOST_LIMITS)]
 """A limit, or several that apply together."""
 NewLimits = Annotated[
     dict[str, Any],  # `_given` reads it: the texts of msgspec don't name the tier
@@ -145,16 +146,22 @@ def _given(call: Call, gate: Gate) -> list[tuple[str | None, str, Limit]]:
 
 
 def _limit(place: str, given: Any) -> Limit:
-    texts = given if isinstance(given, list) else [given]
-    if not 1 <= len(texts) <= _MOST_LIMITS or not all(isinstance(text, str) for text in texts):
-        example = f"{given}/minute" if type(given) is int and given > 0 else "60/minute"
-        refuse(place, f"a limit such as '{example}', or a list of 1 to {_MOST_LIMITS}", given)
-    if any(len(text) > _LONGEST_LIMIT for text in texts):
-        refuse(place, f"at most {_LONGEST_LIMIT} characters for a limit", given)
+    example = f"{given}/minute" if type(given) is int and given > 0 else "60/minute"
+    limit_texts(place, given, f"a limit such as '{example}', or a list of 1 to {MOST_LIMITS}")
     try:
         return rate_limit_of("limit", given)
     except InvalidInput as error:
         raise InvalidInput(f"{place}: {error}") from None
+
+
+def limit_texts(where: str, given: Any, expected: str) -> list[str]:
+    """The texts of a limit in a body, each of a length that can be read quickly."""
+    texts = given if isinstance(given, list) else [given]
+    if not 1 <= len(texts) <= MOST_LIMITS or not all([isinstance(text, str) for text in texts]):
+        refuse(where, expected, given)
+    if any([len(text) > _LONGEST_LIMIT for text in texts]):
+        refuse(where, f"at most {_LONGEST_LIMIT} characters for a limit", given)
+    return texts
 
 
 def by_channel(limits: Mapping[ChannelTier, Limit]) -> Limits:
