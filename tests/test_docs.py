@@ -22,8 +22,8 @@ from headgate.edges.guard import Options
 from headgate.edges.websocket import WebSocketLimits
 from headgate.events import Event
 from headgate.http import Dialect
+from headgate.hub.api.routes import ROUTES
 from headgate.hub.api.routing import Route, Who
-from headgate.hub.app import ROUTES
 from headgate.hub.settings import HubSettings, flag, variable
 from headgate.hub.sockets import frames
 from headgate.limits.violations import Standing

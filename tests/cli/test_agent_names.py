@@ -6,8 +6,8 @@ import pytest
 
 from headgate.cli import build_parser
 from headgate.hub.agents.names import DOTS, RESERVED, check_path_name
+from headgate.hub.api.routes import ROUTES
 from headgate.hub.api.routing import Router
-from headgate.hub.app import ROUTES
 from tests.support.cli import Command, StartHub, leaves
 from tests.support.hub import ADMIN
 from tests.support.scripted_server import impostor

@@ -9,8 +9,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from headgate import MemoryStore, Policy
+from headgate.hub.api.routes import ROUTES
 from headgate.hub.api.routing import Router
-from headgate.hub.app import ROUTES, Hub
+from headgate.hub.app import Hub
 from headgate.hub.config_file import ConfigFile
 from tests.support.agent_connections import flood
 from tests.support.cli import run

@@ -17,7 +17,7 @@ from headgate import Gate, InvalidInput, Policy, PolicyError, parse
 from headgate.cli import main
 from headgate.gate.policy import MAX_FILE, check_agent
 from headgate.hub.api.http import UNKNOWN
-from headgate.hub.app import ROUTES
+from headgate.hub.api.routes import ROUTES
 from headgate.hub.sockets.frames import TYPES
 
 pytestmark = pytest.mark.once

@@ -12,7 +12,8 @@ import pytest
 from headgate import ManualClock, MemoryStore, Policy
 from headgate.events import Event, PolicyChanged
 from headgate.gate.change_log import MemoryChangeLog
-from headgate.hub.app import ROUTES, Hub
+from headgate.hub.api.routes import ROUTES
+from headgate.hub.app import Hub
 from headgate.hub.config_file import ConfigFile
 from headgate.stores.sqlite import ChangeLogError
 from tests.support.admin import FEW, LIMITS, called, changes, ping, use_up

@@ -9,7 +9,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from headgate.hub.api.allowed_hosts import AllowedHosts
-from headgate.hub.app import ROUTES
+from headgate.hub.api.routes import ROUTES
 from headgate.hub.errors import RequestError
 from tests.support.hub import ADMIN, Running, running
 from tests.support.valkey import PATIENCE

@@ -17,8 +17,8 @@ from headgate import Decision, Gate, Policy
 from headgate.hub.agents.registry import LONGEST_TOKEN, DatabaseAgents
 from headgate.hub.agents.tokens import Tokens
 from headgate.hub.api import dashboard_routes
+from headgate.hub.api.routes import ROUTES
 from headgate.hub.api.routing import Route, Who
-from headgate.hub.app import ROUTES
 from headgate.proto import envelope_pb2 as wire
 from headgate.stores.redis.agents import RedisAgents
 from tests.support.agent_connections import ended, refusal

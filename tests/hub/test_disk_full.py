@@ -14,7 +14,7 @@ import pytest
 
 from headgate import RedisStore
 from headgate.gate.changes import override
-from headgate.hub.app import ROUTES
+from headgate.hub.api.routes import ROUTES
 from headgate.stores.base import Change, DataVersion
 from headgate.stores.sqlite import ChangeLogError, SqliteChangeLog
 from tests.support.hub import identified, running

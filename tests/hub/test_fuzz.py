@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from websockets.exceptions import InvalidHandshake
 
-from headgate.hub.app import ROUTES
+from headgate.hub.api.routes import ROUTES
 from headgate.hub.connections.connection import GuardedConnection
 from tests.support.fuzz_campaign import HANDSHAKE, FuzzCampaign
 from tests.support.fuzzer import FRAMES, Fuzzer, websocket_frame

@@ -19,7 +19,8 @@ import httpx
 import pytest
 
 from headgate import ManualClock, Policy, RedisStore
-from headgate.hub.app import ROUTES, Hub
+from headgate.hub.api.routes import ROUTES
+from headgate.hub.app import Hub
 from tests.support.hub import ADMIN, VIEWER, Running, hub_settings, running
 from tests.support.hub_process import Program, program
 from tests.support.valkey import PATIENCE, Server, wait_for

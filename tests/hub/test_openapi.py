@@ -13,8 +13,9 @@ import schemathesis
 
 from headgate import ManualClock, MemoryStore, Policy
 from headgate._version import VERSION
+from headgate.hub.api.routes import ROUTES
 from headgate.hub.api.routing import Route, Who
-from headgate.hub.app import ROUTES, Hub
+from headgate.hub.app import Hub
 from headgate.hub.config_file import ConfigFile
 from tests.support.example_requests import Scene, scene
 from tests.support.hub import ADMIN, VIEWER, hub_settings, running

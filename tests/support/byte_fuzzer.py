@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 
-from headgate.hub.app import ROUTES
+from headgate.hub.api.routes import ROUTES
 from tests.support.fuzz_campaign import AGENTS, HANDSHAKE
 from tests.support.fuzz_inputs import ESCAPES, HEADERS, ILL_HEADS, METHODS
 from tests.support.fuzzer import Fuzzer, websocket_frame

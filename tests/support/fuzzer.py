@@ -10,8 +10,8 @@ from typing import Any
 from urllib.parse import quote
 
 from headgate.hub.api.openapi import document
+from headgate.hub.api.routes import ROUTES
 from headgate.hub.api.routing import Route, Router, Who
-from headgate.hub.app import ROUTES
 from headgate.hub.sockets.frames import schemas
 from headgate.proto import envelope_pb2 as wire
 from tests.support.fuzz_inputs import ESCAPES, HEADERS, ILL_HEADS, METHODS, NUMBERS, RAW, STRINGS

@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema_rs
 from google.protobuf.message import DecodeError
 
-from headgate.hub.app import ROUTES
+from headgate.hub.api.routes import ROUTES
 from headgate.proto import envelope_pb2 as wire
 from tests.support.fuzzer import FRAMES, GOOD, OPENAPI, Request
 

@@ -5,12 +5,10 @@ in pyproject.toml keeps it that way.
 """
 
 import asyncio
-import fcntl
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import structlog
 
@@ -26,26 +24,11 @@ from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import DatabaseAgents, Registry
 from headgate.hub.agents.store_guard import StoreGuard
 from headgate.hub.agents.tokens import Tokens
-from headgate.hub.api import (
-    admin_account_routes,
-    admin_agent_routes,
-    admin_hub_routes,
-    admin_limit_routes,
-    admin_operator_routes,
-    admin_policy_routes,
-    admin_usage_routes,
-    agent_detail_routes,
-    agent_routes,
-    dashboard_routes,
-    decision_routes,
-    hold_routes,
-    monitoring_routes,
-    openapi,
-)
 from headgate.hub.api.allowed_hosts import AllowedHosts
 from headgate.hub.api.decision_routes import counters
 from headgate.hub.api.http import Api
 from headgate.hub.api.responses import ApiResponse, RequestDenied, error_response
+from headgate.hub.api.routes import ROUTES
 from headgate.hub.api.routing import Router, bind
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.config_file import ConfigFile
@@ -68,7 +51,7 @@ from headgate.hub.sockets.frames import GoingAway, TaskAssigned, encode
 from headgate.hub.sockets.relay import Relay, relay_limiter
 from headgate.hub.sockets.socket import Receive, Send, Socket
 from headgate.hub.storage.database import Database, DataFile
-from headgate.hub.storage.files import make_private, private_file
+from headgate.hub.storage.files import lock_directory, make_private, private_file
 from headgate.hub.tasks.scheduler import Scheduler
 from headgate.hub.tasks.task import Task
 from headgate.limits.clock import Clock, MonotonicClock
@@ -81,22 +64,6 @@ from headgate.stores.urls import aclose_store, is_memory, open_store
 if TYPE_CHECKING:
     from headgate.hub.monitoring.telemetry import Telemetry
 
-ROUTES: Final = (
-    *monitoring_routes.ROUTES,
-    *openapi.ROUTES,
-    *agent_routes.ROUTES,
-    *admin_limit_routes.ROUTES,
-    *admin_account_routes.ROUTES,
-    *admin_usage_routes.ROUTES,
-    *admin_policy_routes.ROUTES,
-    *admin_agent_routes.ROUTES,
-    *agent_detail_routes.ROUTES,
-    *admin_operator_routes.ROUTES,
-    *admin_hub_routes.ROUTES,
-    *decision_routes.ROUTES,
-    *hold_routes.ROUTES,
-    *dashboard_routes.ROUTES,
-)
 _PROBE_INTERVAL: Final = 1.0  # seconds between two probes of the store and the disk
 _GOODBYE_TIMEOUT: Final = 2.0  # seconds to finish the present frame, and to send the last one to a slow reader
 
@@ -189,7 +156,7 @@ class Hub:
         """Put the parts together. They are closed in the opposite order."""
         settings, stack = self.settings, self._exit_stack
         if settings.data is not None:
-            stack.callback(_lock_directory(settings.data).close)
+            stack.callback(lock_directory(settings.data).close)
         file = None if settings.data is None else private_file(settings.data / "hub.db")
         self.database = Database(file)
         stack.callback(self.database.close)
@@ -524,19 +491,3 @@ def _stopping() -> RequestError:
 def _reconnect_delay_ms() -> int:
     """Milliseconds until a client reconnects: random, so that not all do at once."""
     return random.randint(1000, 5000)  # noqa: S311 - no secret
-
-
-def _lock_directory(data: Path) -> IO[str]:
-    """Create the data directory if needed, and lock it: it belongs to one hub at a time."""
-    try:
-        data.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = private_file(data / "lock").open("w")
-    except OSError as error:
-        raise HeadgateError(f"{data}: expected a directory that can be written, got: {error.strerror}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise HeadgateError(f"{data}: another hub uses this directory; give this one another by --data") from None
-    make_private(data / "lock")
-    return lock

@@ -20,8 +20,9 @@ from headgate.errors import HeadgateError
 from headgate.gate.policy import Policy
 from headgate.gate.reload import PolicyWatcher
 from headgate.hub.api.http import HEALTH
+from headgate.hub.api.routes import ROUTES
 from headgate.hub.api.routing import Who
-from headgate.hub.app import ROUTES, Hub
+from headgate.hub.app import Hub
 from headgate.hub.config_file import ConfigFile
 from headgate.hub.connections.guard import HTTP_PER_ADDRESS, RESERVE, Asgi, ConnectionGuard
 from headgate.hub.settings import HubSettings

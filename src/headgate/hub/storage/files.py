@@ -1,13 +1,16 @@
 """Files that only their owner may read: they hold mail and digests of tokens."""
 
+import fcntl
 import os
 import stat
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import structlog
+
+from headgate.errors import HeadgateError
 
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 _SUFFIXES: Final = ("", "-wal", "-shm", "-journal")
@@ -58,3 +61,19 @@ def _make_private(file: Path) -> None:
         _log.warning("other users have access to a file, which can't be changed", file=str(file), mode=oct(mode))
     else:
         _log.warning("other users had access to a file; now only its owner has", file=str(file), mode=oct(mode))
+
+
+def lock_directory(data: Path) -> IO[str]:
+    """Create the data directory if needed, and lock it: it belongs to one hub at a time."""
+    try:
+        data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = private_file(data / "lock").open("w")
+    except OSError as error:
+        raise HeadgateError(f"{data}: expected a directory that can be written, got: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise HeadgateError(f"{data}: another hub uses this directory; give this one another by --data") from None
+    make_private(data / "lock")
+    return lock
