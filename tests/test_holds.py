@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from headgate import (
     RateLimited,
     UnknownHold,
 )
-from headgate.holds import HoldAttempt, HoldSummary, read_terms
+from headgate.holds import HoldAttempt, HoldSummary, PendingHold, read_terms
 from headgate.lease_renewer import RENEWERS
 from headgate.limits.notation import parse
 from headgate.stores.base import Ask
@@ -547,6 +548,24 @@ def test_a_timeout_waits_in_line(clock: ManualClock) -> None:
     clock.advance(20)
     late.join(10)
     assert granted[1].state == "denied"
+
+
+@pytest.mark.parametrize("zero", [0, 0.0, Decimal(0), Fraction(0)])
+def test_a_timeout_of_zero_asks_once_whoever_waits(clock: ManualClock, zero: Any) -> None:
+    limiter = make("10/day; 1 in flight", clock)
+    first = limiter.hold("a", hold_id="first")
+    thread = threading.Thread(target=lambda: limiter.hold("a", timeout=20))
+    thread.start()
+    while not limiter.waiting("a"):
+        thread.join(0.01)
+    assert limiter.hold("a", hold_id="first", timeout=zero).state == "open"
+    assert asyncio.run(_awaited(limiter.ahold("a", hold_id="first", timeout=zero))).state == "open"
+    first.settle()
+    thread.join(10)
+
+
+async def _awaited(pending: PendingHold[Hold]) -> Hold:
+    return await pending
 
 
 def test_the_async_twins(clock: ManualClock) -> None:

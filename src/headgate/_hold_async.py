@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from headgate.errors import HoldError, StoreError, UnknownHold
 from headgate.stores.base import Verb
-from headgate.wait_queue import WaitQueues, aacquire
+from headgate.wait_queue import WaitQueues, aacquire, is_zero
 
 if TYPE_CHECKING:
     from headgate._hold_hot import Hold
@@ -33,7 +33,7 @@ async def _give_back(attempt: "HoldAttempt[Any]") -> None:
 
 
 async def run(attempt: "HoldAttempt[H]", queues: WaitQueues, key: str, timeout: object) -> H:
-    if isinstance(timeout, int) and timeout == 0:
+    if is_zero(timeout):
         return await _finish(attempt, await ask(attempt))
     clock = attempt._store.clock
     decision = await aacquire(queues, key, clock, timeout, attempt.aperform, recheck=attempt.recheck)

@@ -12,7 +12,7 @@ from headgate.limits.decision import Decision
 from headgate.limits.numbers import microseconds
 from headgate.stores.base import Ask, ServerStore, Verb
 from headgate.stores.holds import DENIED, MAX_OPEN_HOLDS, HoldAnswer, HoldTerms
-from headgate.wait_queue import WaitQueues, acquire
+from headgate.wait_queue import WaitQueues, acquire, is_zero
 
 _LONGEST_ID: Final = 200
 _RECHECK: Final = 250_000  # microseconds
@@ -72,7 +72,7 @@ class HoldAttempt(Generic[AnyHold]):
 
     def run(self, queues: WaitQueues, key: str, timeout: object) -> AnyHold:
         """Ask for the hold, and with a timeout wait for it in the line of a key."""
-        if isinstance(timeout, int) and timeout == 0:
+        if is_zero(timeout):
             return self._finish(self.ask())
         clock = self._store.clock
         return self._finish(acquire(queues, key, clock, timeout, self.perform, recheck=self.recheck))

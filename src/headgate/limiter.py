@@ -28,7 +28,7 @@ from headgate.stores.holds import HoldStore
 from headgate.stores.memory import MemoryStore
 from headgate.stores.memory_file import check_path
 from headgate.stores.urls import aclose_store, close_store, is_memory, open_store
-from headgate.wait_queue import WaitQueues, aacquire, acquire
+from headgate.wait_queue import WaitQueues, aacquire, acquire, is_zero
 
 _MISSING: Final[Any] = (
     None  # so that unknown options are told first: those of slowapi's Limiter have no limit beside them
@@ -209,7 +209,7 @@ class Limiter(LimiterChecks, Closable):
         """`hold`, to be awaited, or used in `async with`."""
 
         async def hold() -> Hold:
-            if self._local is not None and isinstance(timeout, int) and timeout == 0:
+            if self._local is not None and is_zero(timeout):
                 return self.hold(
                     key, cost, lease=lease, hold_id=hold_id, on_expiry=on_expiry, keep=keep, max_age=max_age
                 )

@@ -129,6 +129,14 @@ def _is_abandoned(waiter: Waiter) -> bool:
     return waiter.loop is not None and waiter.loop.is_closed()
 
 
+def is_zero(timeout: object) -> bool:
+    """Whether a timeout is 0, as any kind of number: nothing waits then."""
+    try:
+        return bool(timeout == 0)
+    except ArithmeticError:  # a signalling NaN can't be compared
+        return False
+
+
 def acquire(
     queues: WaitQueues,
     key: str,

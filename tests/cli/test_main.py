@@ -418,7 +418,9 @@ def test_policy_check_notes_an_account_that_is_nearly_another(tmp_path: Path) ->
     path.write_text(
         '[accounts.at."acme/search"]\nusd = "5/calendar day"\n'
         '[agents.a]\naccount = "acme/search"\n[agents.b]\naccount = "acme/billing"\n'
-        '[agents."c d"]\naccount = "acme/serach"\n'
+        '[agents."c d"]\naccount = "acme/serach"\n[agents.e]\naccount = "acme/searck"\n'
+        '[accounts.at.customer-01]\nusd = "5/calendar day"\n'
+        '[agents.f]\naccount = "customer-10"\n[agents.g]\naccount = "customer-1"\n[agents.h]\naccount = "custome-01"\n'
     )
     result = run("policy", "check", str(path))
     assert (result.returncode, result.stderr) == (
@@ -426,6 +428,7 @@ def test_policy_check_notes_an_account_that_is_nearly_another(tmp_path: Path) ->
         (
             "note: agents.\"c d\".account is 'acme/serach', which has no limits of its own; "
             "did you mean 'acme/search'?\n"
+            "note: agents.h.account is 'custome-01', which has no limits of its own; did you mean 'customer-01'?\n"
         ),
     )
 

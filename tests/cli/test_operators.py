@@ -71,7 +71,7 @@ def test_f1_alerts_of_accounts_are_listed_with_those_of_agents(running_hub: Star
         ]
         assert not hub.hub.gate.hold("planner", {"usd": "2"})
         wait_for(
-            lambda: "only 1.5 left of 10 usd in all " in headgate("alerts")[1], "the alert that too little is left"
+            lambda: "too little left of 10 usd in all " in headgate("alerts")[1], "the alert that too little is left"
         )
 
 

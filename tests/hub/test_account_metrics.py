@@ -80,6 +80,15 @@ def test_f1_denied_holds_are_seen_like_denied_checks() -> None:
     assert [one["tier"] for one in writer["denials"]] == ["usd"] * 3
 
 
+def test_a_denied_hold_hides_no_address() -> None:
+    with running(POLICY) as hub:
+        denials = hub.hub.stats.denials
+        denied = hub.hub.gate.hold("writer", {"usd": "20"}).decision
+        denials.add("writer", "ws", "ping", "light", "192.0.2.7", denied)
+        hub.hub.gate.hold("writer", {"usd": "20"})
+        assert denials.address("writer") == "192.0.2.7"
+
+
 def test_f1_alerts_of_accounts_are_counted_by_share() -> None:
     with running(PAYS) as hub:
         spend(hub, "8")

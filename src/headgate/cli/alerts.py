@@ -58,10 +58,10 @@ def _alert(one: dict[str, Any]) -> list[str | Cell]:
 
 
 def _share(one: dict[str, Any]) -> str:
-    """How much of a budget is used, or left if that was too little for a hold."""
+    """How much of a budget is used, or that what was left was too little for a hold."""
     left = amount(one.get("left", "0"))  # an older hub doesn't tell
     too_little = number(one["share"]) == 1 and left != "0" and not left.startswith("-")
-    return f"only {left} left" if too_little else f"{whole(100 * number(one['share']))} %"
+    return "too little left" if too_little else f"{whole(100 * number(one['share']))} %"
 
 
 def _addresses(answer: dict[str, Any]) -> Rows:

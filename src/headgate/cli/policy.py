@@ -3,7 +3,6 @@
 import argparse
 import re
 from dataclasses import fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,15 +68,28 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _note_misspelt_accounts(policy: Policy) -> None:
-    """Print a note for each agent whose account has no limits of its own, but one with nearly the same path has."""
-    limited = [path for path, _ in policy.accounts.at.items()]
+    """Print a note for each agent whose account has no limits of its own, but one with nearly the same path has.
+
+    In those, letters have changed places, or one is missing or too many. Other letters and numbers are on purpose.
+    """
+    limited = {path for path, _ in policy.accounts.at.items()}
+    spelled = {"".join(sorted(path)): path for path in limited}
+    shorter = {cut: path for path in limited for cut in _without_a_letter(path)}
     for agent, account in policy.agent_accounts.items():
-        near = [] if account in limited else get_close_matches(account, limited, 1, 0.85)
-        if near:
+        if account in limited:
+            continue
+        near = spelled.get("".join(sorted(account))) or shorter.get(account)
+        near = near or next((cut for cut in _without_a_letter(account) if cut in limited), None)
+        if near is not None and re.sub(r"[0-9]", "", near) != re.sub(r"[0-9]", "", account):
             print_error(
                 f"note: agents.{toml_key(agent)}.account is {account!r}, which has no limits of its own; "
-                f"did you mean {near[0]!r}?"
+                f"did you mean {near!r}?"
             )
+
+
+def _without_a_letter(path: str) -> list[str]:
+    """The path with each of its letters left out."""
+    return [path[:at] + path[at + 1 :] for at, letter in enumerate(path) if letter.isalpha()]
 
 
 def _load(file: str) -> tuple[Policy, HubSettings]:

@@ -11,9 +11,11 @@ from headgate.gate.accounts import (
     AccountLimit,
     Accounts,
     LimitKey,
+    is_within,
     join_path,
     level_of,
     parse_account_limit,
+    path_prefixes,
     split_path,
 )
 from headgate.gate.immutable_map import ImmutableMap
@@ -117,6 +119,12 @@ class Effective:
         of_agent = level_of(path) == self.accounts.agent_level
         return self.accounts.limits_of(path, self.rules_of(split_path(path)[-1]).plan if of_agent else "")
 
+    def names_account(self, path: str) -> bool:
+        """Whether the policy, a change or an agent names an account above the agents, or one below it."""
+        if any([is_within(other, path) for other, _ in self.accounts.at.items()]):
+            return True
+        return any(is_within(rules.account, path) for _, rules in self.agents.items() if rules.account)
+
     def with_former(self, before: "Effective") -> "Effective":
         """These rules, with the accounts that agents had before and don't have now: there may be holds of them."""
         changed: dict[str, AgentRules | None] = {}
@@ -138,7 +146,7 @@ class Effective:
         roots: list[str] = []
         for account in (rules.account, *rules.former):
             if account:
-                roots.append(split_path(account)[0])
+                roots.append(path_prefixes(account)[0])
             else:
                 depths = (self.accounts.agent_level, *self.former_depths)
                 roots += [join_path([*[NO_ACCOUNT] * depth, agent]) for depth in depths]

@@ -71,7 +71,8 @@ def describe_denial(decision: Decision, tier: str) -> ProblemDetails:
     The status is 429; or 503 where the store was away or full, which isn't the caller's fault.
     """
     policy = as_printable(tier if decision.bound is None else str(decision.limit))
-    return _describe(wait_ms(decision), advised_wait(decision) is None, decision.degraded, tier, policy)
+    slots = decision.limit.counts_slots
+    return _describe(wait_ms(decision), advised_wait(decision) is None, decision.degraded, tier, policy, slots)
 
 
 def describe_error(error: RateLimited) -> ProblemDetails:
@@ -80,7 +81,7 @@ def describe_error(error: RateLimited) -> ProblemDetails:
     slots = error.pace.endswith(_SLOTS) if error.bound is None else error.bound.resource == "slots"
     if wait is not None and slots:
         wait = min(wait, SLOT_WAIT)
-    problem = _describe(round_wait(wait), wait is None, error.degraded, error.pace, error.pace)
+    problem = _describe(round_wait(wait), wait is None, error.degraded, error.pace, error.pace, slots)
     return problem if error.bound is None else describe_bound(problem, error)
 
 
@@ -109,13 +110,13 @@ def _wait_text(seconds: int) -> str:
     return f"{seconds} s"
 
 
-def _describe(wait: int, no_wait_helps: bool, degraded: bool, tier: str, policy: str) -> ProblemDetails:
+def _describe(wait: int, no_wait_helps: bool, degraded: bool, tier: str, policy: str, slots: bool) -> ProblemDetails:
     """The problem details of a 429; or of a 503, after which a retry always can help. `wait` is of whole seconds."""
     again = f"try again in {wait // 1000} s"
     if degraded:
         detail = f"requests can't be counted at the moment; {again}"
         return ProblemDetails(503, "temporary-reduced-capacity", detail, wait, tier, (policy,))
-    too_many = "too many requests at the same time" if policy.endswith(_SLOTS) else "too many requests"
+    too_many = "too many requests at the same time" if slots else "too many requests"
     never = "the limit never allows this request, however long it waits"
     detail = never if no_wait_helps else f"{too_many}; {again}"
     return ProblemDetails(429, "quota-exceeded", detail, wait, tier, (policy,), no_wait_helps=no_wait_helps)

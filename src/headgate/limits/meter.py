@@ -9,7 +9,6 @@ from headgate.limits.numbers import LARGEST
 
 KEPT: Final = 400 * 86_400_000_000
 """Microseconds for which a day is kept after its start: 13 months."""
-_LARGE: Final = 2**32  # costs that are compared with what can be counted; smaller ones wouldn't reach it in years
 
 _decisions: Final[dict[str, Decision]] = {}  # for each zone the only one that there is
 
@@ -153,7 +152,7 @@ class Meter(Limit):
 
     def countable(self, state: State, cost: i64) -> bool:
         assert isinstance(state, MeterState)
-        return cost < _LARGE or cost <= LARGEST - state.amount
+        return cost <= LARGEST - state.amount
 
     def mark(self, state: State) -> tuple[i64, i64]:
         """What a hold keeps to be corrected later: the day that it was counted on."""

@@ -275,7 +275,7 @@ class MeterModel(Model):
         return now
 
     def countable(self, now: int, cost: int) -> bool:
-        return cost < 2**32 or cost <= LARGEST - self.days.get(self._day(now), 0)
+        return cost <= LARGEST - self.days.get(self._day(now), 0)
 
     def spend(self, now: int, cost: int) -> None:
         day = self._day(now)

@@ -239,7 +239,7 @@ def _is_known(gate: Gate, path: str) -> bool:
     accounts = gate.effective.accounts
     names = split_path(accounts.check_path("account", path, sessions=True))
     if len(names) <= accounts.agent_level:
-        return path in gate.list_accounts()
+        return gate.effective.names_account(path)
     return is_within(path, gate.path_of(names[accounts.agent_level]))
 
 
@@ -378,7 +378,7 @@ async def _set_agent(call: Call, gate: Gate, registry: Registry) -> AgentAccount
     if body.account is not UNSET:
         path = body.account
         if path:
-            known = accounts.check_account("account", path) in gate.list_accounts()
+            known = gate.effective.names_account(accounts.check_account("account", path))
         edits.append(agent_account(agent, path))
     if body.plan is not UNSET:
         if body.plan is not None:

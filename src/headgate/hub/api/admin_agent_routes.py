@@ -88,7 +88,7 @@ async def _agents(call: Call, registry: Registry, presence: Presence) -> Registe
 
 async def _register(call: Call, operators: Operators, gate: Gate) -> RegisteredByAdmin:
     agent, account = call.body.agent_id, call.body.account
-    known = not account or account in gate.list_accounts()
+    known = not account or gate.effective.names_account(account)
     token = await operators.register(agent, call.caller, call.by, Grant(account, call.body.plan, call.by))
     _log.info("agent registered", agent=agent, by=call.by)
     return RegisteredByAdmin(agent, token, known=known)

@@ -250,7 +250,7 @@ class AccountAlerts:
                 told = (used, same[0].limit, alert.resets_at, same[0].left)
                 await self._raise(AccountAlerted(alert.account, alert.resource, alert.tool, *told))
                 return
-            changed = replace(alert, share=used, limit=same[0].limit)
+            changed = replace(alert, share=used, limit=same[0].limit, left=amount_text(same[0].left))
             outcome, _ = await self._put(key, changed, entry.text)
             if outcome in ("done", "away"):
                 entry.alert, entry.attempt = changed, None

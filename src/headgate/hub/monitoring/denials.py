@@ -137,6 +137,7 @@ class DenialLog:
         return [Denial(at, *action, address, wait) for at, action, address, wait in reversed(found.last)]
 
     def address(self, agent: str) -> str:
-        """Where the last denied request of an agent came from; "" if that is unknown."""
+        """Where the last denied request of an agent came from, of which that is known; "" if of none."""
         found = self._agents.get(agent)
-        return found.last[-1][2] if found is not None and found.last else ""
+        known = [address for _, _, address, _ in found.last if address] if found is not None else []
+        return known[-1] if known else ""

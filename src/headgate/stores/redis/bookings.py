@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from headgate.errors import HeadgateError, HoldError, StoreAway, UnknownHold
 from headgate.lifecycle import new_lock
-from headgate.stores.holds import HoldAnswer
+from headgate.stores.holds import CANCELLED, SETTLED, HoldAnswer
 from headgate.stores.redis.ask_again import AskAgain
 from headgate.stores.redis.batching import MAX_BATCH, ThreadBatcher
 from headgate.stores.redis.protocol import Request
@@ -161,10 +161,11 @@ class Bookings:
 
     def _is_expected(self, booking: Booking, error: BaseException) -> bool:
         """Whether an error says no more than that there never was a hold to cancel, or that all was done before."""
+        if booking.may_be_unknown and isinstance(error, UnknownHold):
+            return True
         followed = booking.sent and self._about[booking.about][-1] is not booking
-        return (followed and isinstance(error, HoldError)) or (
-            booking.may_be_unknown and isinstance(error, UnknownHold)
-        )
+        settled = f"one that is {SETTLED}" in str(error) or f"one that is {CANCELLED}" in str(error)
+        return followed and isinstance(error, HoldError) and (booking.grants or settled)
 
     def _drop(self, booking: Booking) -> None:
         others = self._about[booking.about]

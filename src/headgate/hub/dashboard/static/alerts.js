@@ -14,7 +14,7 @@ const key = ({ alert_id, times }) => `${alert_id} ${times}`;
 const whoOf = (alert) => alert.account ?? alert.agent_id;
 const linkOf = (alert) => (alert.account ? accountLink(alert.account) : agentLink(alert.agent_id));
 const tooLittle = ({ share, left }) => share >= 1 && Number(left) > 0; // for a hold that was denied
-const shareText = (alert) => (tooLittle(alert) ? `${Number(alert.left)} left` : `${Math.round(alert.share * 100)} %`);
+const shareText = (alert) => (tooLittle(alert) ? "too little left" : `${Math.round(alert.share * 100)} %`);
 
 function describe(alert) {
   if (alert.account) return `${shareText(alert)} of ${alert.limit}${alert.tool && ` by ${alert.tool}`}${tooLittle(alert) ? "" : " used"}`;

@@ -4,7 +4,6 @@
 -- starts, with the zone before each. The caller sends the periods of the calendar as for budgets.
 
 local KEPT = 34560000000000 -- microseconds
-local LARGE = 4294967296 -- smaller costs are not compared with what can be counted
 
 -- Count so much more on a day, or less, unless that is too long ago.
 local function count(meter, limit, field, start, cost)
@@ -58,8 +57,8 @@ return {
   load = load, save = save, report = nothing, counts = nothing, forget = nothing,
   passes = function() return true end,
   countable = function(meter, limit, cost)
-    local used = cost >= LARGE and pcall('HGET', meter.key .. digits(limit.start), meter.field)
-    return cost <= LARGEST - (tonumber(used) or 0)
+    local used = pcall('HGET', meter.key .. digits(limit.start), meter.field)
+    return cost <= LARGEST - (type(used) == 'string' and tonumber(used) or 0)
   end,
   spend = function(meter, limit, cost) count(meter, limit, meter.field, limit.start, cost) end,
   refund = function(meter, limit, cost) count(meter, limit, meter.field, limit.start, -cost) end,
