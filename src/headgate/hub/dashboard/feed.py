@@ -22,7 +22,7 @@ from headgate.hub.agents.presence import Presence
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.dashboard.accounts import AccountReader
 from headgate.hub.dashboard.cards import Cards, sees_accounts
-from headgate.hub.dashboard.updates import DashboardState, View
+from headgate.hub.dashboard.updates import SentState, View
 from headgate.hub.errors import RequestError, as_request_error
 from headgate.hub.monitoring.account_alerts import AccountAlerts
 from headgate.hub.monitoring.alerts import Alerts
@@ -75,7 +75,7 @@ class DashboardFeed:
     ) -> None:
         self._operators, self._authentication, self._clock, self._settings = operators, authentication, clock, settings
         self._accounts: Final = AccountReader(gate, clock)
-        self._state: Final = DashboardState(cards, gate, stats, presence, alerts, account_alerts, self._accounts)
+        self._state: Final = SentState(cards, gate, stats, presence, alerts, account_alerts, self._accounts)
         self._unidentified: Final[OrderedDict[Socket, None]] = OrderedDict()
         self._strangers: Final[Counter[str]] = Counter()  # unidentified sockets, by address
         self._identified: Final[dict[Socket, Holder]] = {}  # oldest first

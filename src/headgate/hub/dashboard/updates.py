@@ -94,7 +94,7 @@ class Update(Struct, tag_field="type", tag="update", omit_defaults=True):
     accounts_age: int | UnsetType = UNSET
 
 
-class DashboardState:
+class SentState:
     """The state that all dashboards have been sent, and the changes since."""
 
     def __init__(

@@ -164,14 +164,14 @@ elseif variant == 2 then
   -- The kinds of the limits; the number of the keys; and the formats of the costs and texts, and of where all is counted.
   local function read_kinds(text)
     local kinds = { string.byte(text, 2, #text) }
-    local width, marks = 2, 0
+    local width, counted = 2, 0
     for i = 1, #kinds do
       local kind = kinds[i]
       width = width + (kind == 102 and 0 or 1)
-      marks = marks + ((kind == 98 or kind == 99 or kind == 109) and 1 or 0)
+      counted = counted + ((kind == 98 or kind == 99 or kind == 109) and 1 or 0)
     end
     kinds.width, kinds.rest = width, '<' .. string.rep('d', #kinds) .. 'I2c0I2c0Bc0I4c0'
-    kinds.marks = '<' .. string.rep('d', marks)
+    kinds.marks = '<' .. string.rep('d', counted)
     kinds_of[text] = kinds
     return kinds
   end
