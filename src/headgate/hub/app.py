@@ -32,8 +32,10 @@ from headgate.hub.api.routes import ROUTES
 from headgate.hub.api.routing import Router, bind
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.config_file import ConfigFile
+from headgate.hub.dashboard.accounts import AccountReader
 from headgate.hub.dashboard.cards import Cards
 from headgate.hub.dashboard.feed import MAX_QUEUED, MAX_QUEUED_BYTES, DashboardFeed
+from headgate.hub.dashboard.updates import SentState
 from headgate.hub.errors import RequestError
 from headgate.hub.messages.messages import MessageBroker
 from headgate.hub.messages.sessions import SessionLog
@@ -285,9 +287,9 @@ class Hub:
         cards = Cards(
             gate, stats, presence, alerts, account_alerts, health, self.address_log, scheduler, self._background
         )
-        feed = self.dashboard = DashboardFeed(
-            cards, gate, stats, presence, alerts, account_alerts, operators, authentication, clock, settings
-        )
+        accounts = AccountReader(gate, clock)
+        state = SentState(cards, gate, stats, presence, alerts, account_alerts, accounts)
+        feed = self.dashboard = DashboardFeed(state, accounts, operators, authentication, clock, settings)
         sources = self.metric_sources = MetricSources(
             gate,
             store,

@@ -13,20 +13,15 @@ import structlog
 from msgspec import Struct
 
 from headgate.errors import StoreAway
-from headgate.gate import Gate
 from headgate.gate.lookup import counted_as
 from headgate.http import wait_ms
 from headgate.hub.agents.authentication import Authentication
 from headgate.hub.agents.operators import Holder, Operators
-from headgate.hub.agents.presence import Presence
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.dashboard.accounts import AccountReader
-from headgate.hub.dashboard.cards import Cards, sees_accounts
+from headgate.hub.dashboard.cards import sees_accounts
 from headgate.hub.dashboard.updates import SentState, View
 from headgate.hub.errors import RequestError, as_request_error
-from headgate.hub.monitoring.account_alerts import AccountAlerts
-from headgate.hub.monitoring.alerts import Alerts
-from headgate.hub.monitoring.stats import Stats
 from headgate.hub.settings import HubSettings
 from headgate.hub.sockets.frames import MALFORMED, Problem, Token, encode, explain
 from headgate.hub.sockets.socket import POLICY_VIOLATION, TRY_LATER, Socket
@@ -62,20 +57,16 @@ class DashboardFeed:
 
     def __init__(
         self,
-        cards: Cards,
-        gate: Gate,
-        stats: Stats,
-        presence: Presence,
-        alerts: Alerts,
-        account_alerts: AccountAlerts,
+        state: SentState,
+        accounts: AccountReader,
         operators: Operators,
         authentication: Authentication,
         clock: Clock,
         settings: HubSettings,
     ) -> None:
         self._operators, self._authentication, self._clock, self._settings = operators, authentication, clock, settings
-        self._accounts: Final = AccountReader(gate, clock)
-        self._state: Final = SentState(cards, gate, stats, presence, alerts, account_alerts, self._accounts)
+        self._state: Final = state
+        self._accounts: Final = accounts
         self._unidentified: Final[OrderedDict[Socket, None]] = OrderedDict()
         self._strangers: Final[Counter[str]] = Counter()  # unidentified sockets, by address
         self._identified: Final[dict[Socket, Holder]] = {}  # oldest first
