@@ -43,6 +43,7 @@ COMPILED = [
     "gate/_hot.py",
     "gate/account_asks.py",
     "gate/account_holds.py",
+    "gate/hold_templates.py",
 ]
 
 

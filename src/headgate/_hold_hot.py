@@ -38,6 +38,7 @@ SHORTEST_LEASE: Final = 1_000
 LONGEST_LEASE: Final = 7 * 86_400_000_000
 """Microseconds: a week. A block that takes longer renews its lease."""
 
+_QUICK: Final = 7 * 86_400  # seconds
 _UNUSED: Final = -1
 _FOREVER: Final[i64] = 2**62
 _log = logging.getLogger("headgate")
@@ -478,7 +479,7 @@ def with_costs(asks: tuple[Ask, ...], costs: tuple[int, ...]) -> tuple[Ask, ...]
 
 def lease_of(lease: object) -> int:
     """A lease in microseconds."""
-    found = microseconds("hold lease", lease)
+    found = _span("hold lease", lease)
     if not SHORTEST_LEASE <= found <= LONGEST_LEASE:
         span = f"{SHORTEST_LEASE / 1_000_000} to {LONGEST_LEASE // 1_000_000} seconds"
         refuse("hold lease", f"{span} (a `with` block renews it as long as it runs)", lease)
@@ -487,7 +488,19 @@ def lease_of(lease: object) -> int:
 
 def age_of(max_age: object) -> int:
     """An age in microseconds; one that nothing reaches is the same as another."""
-    return min(microseconds("hold max_age", max_age), LARGEST)
+    return min(_span("hold max_age", max_age), LARGEST)
+
+
+def keep_of(keep: object) -> int:
+    """For how long a hold is remembered, in microseconds."""
+    return _span("hold keep", keep, LONGEST_LEASE)
+
+
+def _span(where: str, seconds: object, most: int | None = None) -> int:
+    """`microseconds`, quickly for a few whole seconds, as most are."""
+    if type(seconds) is int and 0 <= seconds <= _QUICK:
+        return seconds * 1_000_000
+    return microseconds(where, seconds, most)
 
 
 def _sum(used: int, more: int) -> int:

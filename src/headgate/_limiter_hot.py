@@ -6,11 +6,11 @@ its awaitable in a way that Python 3.12 warns of.
 
 from typing import Final, Literal, TypeAlias
 
-from headgate._hold_hot import LONGEST_LEASE, Hold, LocalHolds, age_of, lease_of
+from headgate._hold_hot import Hold, LocalHolds, age_of, keep_of, lease_of
 from headgate._native import Text, Unchecked, i64, mypyc_attr
 from headgate.errors import refuse
 from headgate.limits.decision import Decision, Limit
-from headgate.limits.numbers import LARGEST, Cost, Number, cost_in, microseconds
+from headgate.limits.numbers import LARGEST, Cost, Number, cost_in
 from headgate.stores.base import Ask, CachedStore, Store, Verb
 from headgate.stores.memory import in_process
 
@@ -102,7 +102,7 @@ class LimiterChecks:
             name,
             units,
             lease * 1_000_000 if type(lease) is int and 0 < lease <= _WEEK else lease_of(lease),
-            keep * 1_000_000 if type(keep) is int and 0 < keep <= _WEEK else _kept(keep),
+            keep * 1_000_000 if type(keep) is int and 0 < keep <= _WEEK else keep_of(keep),
             max_age * 1_000_000 if type(max_age) is int and 0 < max_age <= _WEEK else _age(max_age),
         )
 
@@ -127,10 +127,6 @@ class LimiterChecks:
         if verb is not PEEK and not self._limit.counts_costs:
             refuse(f"Limiter.{verb.value}", "a limit that counts requests (a slot is taken by `hold`)", self._limit)
         return Ask(self._name, key_of(key), self._limit, cost_in(self._decimals, cost))
-
-
-def _kept(keep: object) -> int:
-    return microseconds("hold keep", keep, LONGEST_LEASE)
 
 
 def _age(max_age: object) -> int:

@@ -5,13 +5,12 @@ from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
 from headgate import _hold_async
-from headgate._hold_hot import LONGEST_LEASE, Hold, age_of, lease_of
+from headgate._hold_hot import Hold, age_of, keep_of, lease_of
 from headgate.errors import HeadgateError, HoldError, StoreError, refuse
 from headgate.hold_owner import HoldOwner
 from headgate.limits.decision import Decision
-from headgate.limits.numbers import microseconds
 from headgate.stores.base import Ask, ServerStore, Verb
-from headgate.stores.holds import DENIED, MAX_OPEN_HOLDS, HoldAnswer, HoldTerms
+from headgate.stores.holds import DENIED, HoldAnswer, HoldTerms
 from headgate.wait_queue import WaitQueues, acquire, is_zero
 
 _LONGEST_ID: Final = 200
@@ -135,21 +134,11 @@ class HoldAttempt(Generic[AnyHold]):
         return self.asks, self._owner.low, self._terms.hold_id, (0,) * len(self.asks)
 
 
-def read_terms(
-    hold_id: str,
-    lease: object,
-    on_expiry: object,
-    keep: object,
-    note: str = "",
-    shape: str = "",
-    most: int = MAX_OPEN_HOLDS,
-    forced: bool = False,
-) -> HoldTerms:
+def read_terms(hold_id: str, lease: object, on_expiry: object, keep: object) -> HoldTerms:
     """The terms of a hold, from what a caller gives."""
     if on_expiry not in ("keep", "release"):
         refuse("hold on_expiry", "'keep' or 'release'", on_expiry)
-    kept = microseconds("hold keep", keep, LONGEST_LEASE)
-    return HoldTerms(hold_id, lease_of(lease), on_expiry == "release", kept, note, shape, most, forced)
+    return HoldTerms(hold_id, lease_of(lease), on_expiry == "release", keep_of(keep))
 
 
 def check_id(hold_id: object) -> str:

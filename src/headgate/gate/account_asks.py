@@ -74,15 +74,15 @@ class AccountAsks:
         self.rows: Final = rows
         # The path without the root and the name of the agent; "" if the path is the root.
         self._between: Final = path[len(root) : path.rindex("/") + 1] if path != root else ""
-        # Name, key, limit and root of each ask. The key of one for the session is "".
-        self._asks: Final[list[tuple[str, str, Limit, str]]] = [(HOLDS, root, UNLIMITED, "")]
+        # The asks, without costs. The key of one for the session is "".
+        self._asks: Final[list[Ask]] = [Ask(HOLDS, root, UNLIMITED, 0)]
         for name, decimals in resources[:metered]:
             key = f"{path}\t{tool}\t{metered_unit(name, decimals)}"
-            self._asks.append((USAGE, key, _meter(zone, name, decimals), root))
+            self._asks.append(Ask(USAGE, key, _meter(zone, name, decimals), 0, root))
         self.first_limit: Final = len(self._asks)
         """The place of the first limit among the asks. Those before it count holds and usage."""
         for row in rows:
-            self._asks.append((_limit_name(resources[row.resource][0], row.tool), row.path, row.limit, root))
+            self._asks.append(Ask(_limit_name(resources[row.resource][0], row.tool), row.path, row.limit, 0, root))
         self.places: Final[tuple[int, ...]] = (0, *range(metered), *[row.resource for row in rows])
         """For each ask the place of its resource."""
         self._places: Final = {name: (place, decimals) for place, (name, decimals) in enumerate(resources)}
@@ -96,8 +96,8 @@ class AccountAsks:
         of_session = session_path(self.path, session) if session else ""
         made: list[Ask] = []
         for i in range(len(self._asks)):
-            name, key, limit, root = self._asks[i]
-            made.append(Ask(name, key or of_session, limit, costs[self.places[i]], root))
+            ask = self._asks[i]
+            made.append(Ask(ask.name, ask.key or of_session, ask.limit, costs[self.places[i]], ask.root))
         return tuple(made)
 
     def note(self, session: str) -> str:
@@ -109,7 +109,7 @@ class AccountAsks:
 
         A new hold, for which `unnamed` is None, makes one request.
         """
-        if not isinstance(given, Mapping):
+        if type(given) is not dict and not isinstance(given, Mapping):
             expected = 'costs by resource, such as {"tokens": 1200}'
             refuse("cost", expected, given)
         costs = list(self._one_request if unnamed is None else unnamed)

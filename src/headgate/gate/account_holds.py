@@ -37,7 +37,14 @@ class HoldTemplate:
     """What all holds of an agent have in common, with one tool and the same resources."""
 
     def __init__(
-        self, context: HoldContext, agent: str, asks: AccountAsks, mode: str, offence: Offence | None, moved: bool
+        self,
+        context: HoldContext,
+        agent: str,
+        asks: AccountAsks,
+        mode: str,
+        offence: Offence | None,
+        gated: bool,
+        moved: bool,
     ) -> None:
         self.context: Final = context
         self.agent: Final = agent
@@ -46,6 +53,8 @@ class HoldTemplate:
         """ "enforced"; or "exempt" or "shadow": never denied."""
         self.offence: Final = offence
         """What its denials are recorded as; None if nothing is enforced."""
+        self.gated: Final = gated
+        """Whether a block, or a wait that is enforced, may deny them before the limits are asked."""
         self.moved: Final = moved
         """Whether the agent has belonged to another account before."""
         self.id_start: Final = id_start(agent)
@@ -241,6 +250,12 @@ class AccountAttempt(HoldAttempt[AccountHold]):
     ) -> None:
         super().__init__(owner, asks, terms, max_age, own_id=own_id, make=AccountHold)
         self.template: Final = owner.template
+
+    @property
+    def gated(self) -> bool:
+        """Whether something else may decide before its limits are asked: a block, a wait, or a hold of the same id."""
+        template = self.template
+        return template.gated or (template.moved and not self.own_id)
 
 
 def _rank(decision: Decision) -> tuple[bool, float, float]:

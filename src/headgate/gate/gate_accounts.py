@@ -64,7 +64,7 @@ class GateAccounts(GateHolds):
         return await adrive(self._explain(agent, session, tool), acall_store)
 
     def _explain(self, agent: object, session: object, tool: object) -> Flow[StoreCall, list[LimitStatus]]:
-        owner, costs = self._hold_owner(agent, {}, session, tool)
+        owner, costs = self._hold_templates().owner(agent, {}, session, tool)
         asks = owner.template.asks
         return (yield from self._status(asks, asks.asks(costs, owner.session), owner.session))
 

@@ -1,9 +1,8 @@
 """Holds of a gate: an agent reserves on all accounts above it at once, and settles what it has used."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-from headgate._hold_hot import lease_of
 from headgate._limiter_hot import KEEP
 from headgate.errors import HoldError, UnknownHold, refuse
 from headgate.events import AccountAlerted, HoldChecked
@@ -12,8 +11,6 @@ from headgate.gate._hot import EXEMPT
 from headgate.gate.account_asks import (
     HOLDS,
     LimitRow,
-    account_asks,
-    check_session,
     restored_asks,
 )
 from headgate.gate.account_holds import (
@@ -22,24 +19,22 @@ from headgate.gate.account_holds import (
     AccountHoldOwner,
     HoldContext,
     HoldTemplate,
-    check_lease,
     id_start,
     named_costs,
 )
 from headgate.gate.account_status import alert_share
 from headgate.gate.accounts import NO_ACCOUNT, Bound, is_within, level_of
 from headgate.gate.gate_changes import GateChanges
-from headgate.gate.lookup import AGENTS, Lookup
+from headgate.gate.hold_templates import HoldTemplates
 from headgate.gate.policy import Policy, check_agent
 from headgate.gate.store_calls import StoreCall, acall_store, call_store
-from headgate.holds import PendingHold, check_id, found_hold, read_terms
+from headgate.holds import PendingHold, check_id, found_hold
 from headgate.limits.budget import Budget
 from headgate.limits.decision import NEVER, Decision, Limit, Outcome, Violation
 from headgate.limits.fixed import BLOCKED
 from headgate.limits.numbers import Number
 from headgate.limits.violations import Standing
-from headgate.stores.base import Ask, Offence, Store
-from headgate.stores.hold_ids import HOLD_IDS
+from headgate.stores.base import Ask, Store
 from headgate.stores.holds import (
     OPEN,
     AccountStore,
@@ -52,9 +47,7 @@ from headgate.wait_queue import WaitQueues
 Costs: TypeAlias = Mapping[str, Any]
 """Costs by resource: whole numbers, or as many decimals as the unit has."""
 
-LEASE: Final = 60
-"""Seconds that a hold lasts unless it is told otherwise."""
-_REMEMBERED: Final = 10_000  # limits for holds, and alerts that were raised
+_REMEMBERED: Final = 10_000  # alerts that were raised
 
 
 class GateHolds(GateChanges):
@@ -62,8 +55,7 @@ class GateHolds(GateChanges):
 
     def __init__(self, policy: Policy, store: Store, remember: object) -> None:
         self._hold_queues: Final = WaitQueues()
-        self._templates: tuple[Lookup | None, dict[tuple[object, ...], HoldTemplate]] = (None, {})
-        self._context: HoldContext | None = None
+        self._templates: HoldTemplates | None = None
         # By budget, whatever its amount: the last share that was told, the period, and the budget as it was.
         self._alerted: dict[tuple[Bound, object], tuple[float, int, Budget]] = {}
         super().__init__(policy, store, remember)
@@ -88,10 +80,11 @@ class GateHolds(GateChanges):
 
         Its lease is 60 seconds, or `accounts.max_lease` if that is less. See `Limiter.hold` for the other arguments.
         """
-        attempt = self._hold_attempt(agent, costs, session, tool, lease, hold_id, keep, max_age)
-        early = drive(self._before_hold(attempt), call_store)
-        if early is not None:
-            return early
+        attempt = self._hold_templates().attempt(agent, costs, session, tool, lease, hold_id, keep, max_age)
+        if attempt.gated:
+            early = drive(self._before_hold(attempt), call_store)
+            if early is not None:
+                return early
         try:
             hold = attempt.run(self._hold_queues, attempt.template.asks.path, timeout)
         except HoldError as error:
@@ -115,10 +108,11 @@ class GateHolds(GateChanges):
         """`hold`, to be awaited, or used in `async with`."""
 
         async def make() -> AccountHold:
-            attempt = self._hold_attempt(agent, costs, session, tool, lease, hold_id, keep, max_age)
-            early = await adrive(self._before_hold(attempt), acall_store)
-            if early is not None:
-                return early
+            attempt = self._hold_templates().attempt(agent, costs, session, tool, lease, hold_id, keep, max_age)
+            if attempt.gated:
+                early = await adrive(self._before_hold(attempt), acall_store)
+                if early is not None:
+                    return early
             try:
                 hold = await attempt.arun(self._hold_queues, attempt.template.asks.path, timeout)
             except HoldError as error:
@@ -128,29 +122,6 @@ class GateHolds(GateChanges):
             return await adrive(self._after_hold(attempt, hold), acall_store)
 
         return PendingHold(make)
-
-    def _hold_attempt(
-        self,
-        agent: str,
-        costs: object,
-        session: object,
-        tool: object,
-        lease: Number | None,
-        hold_id: str | None,
-        keep: object,
-        max_age: object,
-    ) -> AccountAttempt:
-        owner, taken = self._hold_owner(agent, costs, session, tool)
-        template, accounts = owner.template, self._lookup.effective.accounts
-        if lease is None:
-            lease = min(LEASE, accounts.max_lease)
-        else:
-            check_lease(lease_of(lease), lease, accounts.max_lease)
-        store_id = template.id_start + (HOLD_IDS.new() if hold_id is None else check_id(hold_id))
-        note, shape, most = template.asks.note(owner.session), template.asks.text, accounts.max_open_holds
-        terms = read_terms(store_id, lease, "keep", keep, note, shape, most, forced=template.mode != "enforced")
-        asks = template.asks.asks(taken, owner.session)
-        return AccountAttempt(owner, asks, terms, max_age, hold_id is None)
 
     def _before_hold(self, attempt: AccountAttempt) -> Flow[StoreCall, AccountHold | None]:
         """A hold that was made before with the same id, or a denial by a block or a wait; None if its limits decide."""
@@ -205,40 +176,6 @@ class GateHolds(GateChanges):
             raise HoldError(f"hold {hold_id!r}: expected {found.shown_costs}, with which it is open, got {got}")
         self._decide_by_mode(found, template.mode)
         return found
-
-    def _hold_owner(
-        self, agent: object, costs: object, session: object, tool: object
-    ) -> tuple[AccountHoldOwner, Sequence[int]]:
-        """What makes a hold, and its costs by resource."""
-        if not isinstance(costs, Mapping):
-            refuse("costs", 'costs by resource, such as {"tokens": 1200, "usd": "0.03"}', costs)
-        lookup, (known, found) = self._lookup, self._templates
-        if known is not lookup or len(found) >= _REMEMBERED:
-            found = {}
-            self._templates = (lookup, found)
-        of_session = check_session(session)
-        key = (agent, tool, not of_session, *costs)
-        named = type(agent) is str and (tool is None or type(tool) is str)  # others might have no hash, or their own
-        template = found.get(key) if named else None
-        if template is None:
-            template = self._make_template(lookup, agent, tool, bool(of_session), costs)
-            if named:
-                found[key] = template
-        return AccountHoldOwner(template, of_session), template.asks.costs_of(costs)
-
-    def _make_template(
-        self, lookup: Lookup, agent: object, tool: object, sessions: bool, costs: Iterable[object]
-    ) -> HoldTemplate:
-        name, effective, policy = check_agent(agent), lookup.effective, lookup.policy
-        accounts, rules = effective.accounts, effective.rules_of(name)
-        named = [accounts.check_resource("cost", resource) for resource in costs]
-        path = accounts.agent_path(rules.account, name)
-        asks = account_asks(accounts, path, rules.plan, accounts.check_tool("tool", tool), named, sessions)
-        shadow = policy.shadow or name in policy.shadow_agents
-        mode = "exempt" if rules.exempt else "shadow" if shadow else "enforced"
-        offence = Offence(AGENTS, name, lookup.backoff) if mode == "enforced" else None
-        moved = bool(rules.former or effective.former_depths)
-        return HoldTemplate(self._hold_context(), name, asks, mode, offence, moved)
 
     def _decided(self, hold: AccountHold, violation: Violation | None) -> AccountHold:
         """The hold, with the decision that its caller gets. Emits the events of it."""
@@ -306,12 +243,13 @@ class GateHolds(GateChanges):
         self._alerted[key] = (share, period, budget)
         self._emit(AccountAlerted(*bound, share, str(budget), resets_at, decision.left))
 
-    def _hold_context(self) -> HoldContext:
-        found, low, max_lease = self._context, self._lookup.low, self._lookup.effective.accounts.max_lease
-        if found is None or found.low != low or found.max_lease != max_lease:
-            store, wake = self._account_store, self._hold_queues.wake
-            found = HoldContext(store, low, wake, self._emit_alerts, self._asks_now, max_lease)
-            self._context = found
+    def _hold_templates(self) -> HoldTemplates:
+        """What makes holds under the rules in effect."""
+        found, lookup = self._templates, self._lookup
+        if found is None or found.lookup is not lookup:
+            store, wake, most = self._account_store, self._hold_queues.wake, lookup.effective.accounts.max_lease
+            found = HoldTemplates(lookup, HoldContext(store, lookup.low, wake, self._emit_alerts, self._asks_now, most))
+            self._templates = found
         return found
 
     @property
@@ -335,8 +273,8 @@ class GateHolds(GateChanges):
         for root in effective.hold_roots(name):
             listed: ListedHold | None = yield StoreCall(store.read_hold, store.aread_hold, (HOLDS, root, store_id))
             if listed is not None:
-                asks, session = restored_asks(root, listed)
-                template = HoldTemplate(self._hold_context(), name, asks, "enforced", None, moved=False)
+                (asks, session), context = restored_asks(root, listed), self._hold_templates().context
+                template = HoldTemplate(context, name, asks, "enforced", None, gated=False, moved=False)
                 made, called = asks.asks(asks.by_resource(listed.costs), session), self._store.clock.now()
                 answer: HoldAnswer = yield StoreCall(
                     store.find_hold, store.afind_hold, (made, self._lookup.low, store_id)

@@ -1,0 +1,88 @@
+"""Attempts at holds of a gate, compiled: what the holds of an agent have in common is made once."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from headgate._hold_hot import keep_of, lease_of
+from headgate.errors import refuse
+from headgate.gate.account_asks import account_asks, check_session
+from headgate.gate.account_holds import AccountAttempt, AccountHoldOwner, HoldContext, HoldTemplate, check_lease
+from headgate.gate.lookup import AGENTS, Lookup
+from headgate.gate.policy import check_agent
+from headgate.hold_attempt import check_id
+from headgate.stores.base import Offence
+from headgate.stores.hold_ids import HOLD_IDS
+from headgate.stores.hold_terms import HoldTerms
+
+LEASE: Final = 60
+"""Seconds that a hold lasts unless it is told otherwise."""
+_REMEMBERED: Final = 10_000
+
+
+class HoldTemplates:
+    """The templates of holds, by agent, tool and resources, under the rules of one lookup."""
+
+    def __init__(self, lookup: Lookup, context: HoldContext) -> None:
+        self.lookup: Final = lookup
+        self.context: Final = context
+        accounts = lookup.effective.accounts
+        self._max_lease: Final = float(accounts.max_lease)
+        self._lease: Final = lease_of(min(LEASE, accounts.max_lease))
+        self._most: Final = accounts.max_open_holds
+        self._found: dict[tuple[object, ...], HoldTemplate] = {}
+
+    def attempt(
+        self,
+        agent: object,
+        costs: object,
+        session: object,
+        tool: object,
+        lease: object,
+        hold_id: object,
+        keep: object,
+        max_age: object,
+    ) -> AccountAttempt:
+        """An attempt at a hold, from what a caller gives."""
+        owner, taken = self.owner(agent, costs, session, tool)
+        template, asks = owner.template, owner.template.asks
+        span = self._lease
+        if lease is not None:
+            span = lease_of(lease)
+            check_lease(span, lease, self._max_lease)
+        store_id = template.id_start + (HOLD_IDS.new() if hold_id is None else check_id(hold_id))
+        note, forced = asks.note(owner.session), template.mode != "enforced"
+        terms = HoldTerms(store_id, span, False, keep_of(keep), note, asks.text, self._most, forced)
+        return AccountAttempt(owner, asks.asks(taken, owner.session), terms, max_age, hold_id is None)
+
+    def owner(
+        self, agent: object, costs: object, session: object, tool: object
+    ) -> tuple[AccountHoldOwner, tuple[int, ...]]:
+        """What makes a hold, and its costs by resource."""
+        if type(costs) is not dict and not isinstance(costs, Mapping):
+            refuse("costs", 'costs by resource, such as {"tokens": 1200, "usd": "0.03"}', costs)
+        of_session = check_session(session)
+        template: HoldTemplate | None = None
+        named = type(agent) is str and (tool is None or type(tool) is str)  # others might have no hash, or their own
+        key = (agent, tool, not of_session, *costs)
+        if named:
+            template = self._found.get(key)
+        if template is None:
+            template = self._make(agent, tool, bool(of_session), costs)
+            if named:
+                if len(self._found) >= _REMEMBERED:
+                    self._found = {}
+                self._found[key] = template
+        return AccountHoldOwner(template, of_session), template.asks.costs_of(costs)
+
+    def _make(self, agent: object, tool: object, sessions: bool, costs: Iterable[object]) -> HoldTemplate:
+        name, effective, policy = check_agent(agent), self.lookup.effective, self.lookup.policy
+        accounts, rules = effective.accounts, effective.rules_of(name)
+        named = [accounts.check_resource("cost", resource) for resource in costs]
+        path = accounts.agent_path(rules.account, name)
+        asks = account_asks(accounts, path, rules.plan, accounts.check_tool("tool", tool), named, sessions)
+        shadow = policy.shadow or name in policy.shadow_agents
+        mode = "exempt" if rules.exempt else "shadow" if shadow else "enforced"
+        offence = Offence(AGENTS, name, self.lookup.backoff) if mode == "enforced" else None
+        gated = rules.block is not None or (offence is not None and offence.backoff.enforce)
+        moved = bool(rules.former or effective.former_depths)
+        return HoldTemplate(self.context, name, asks, mode, offence, gated, moved)
