@@ -29,7 +29,7 @@ class HoldTemplates:
         self._max_lease: Final = float(accounts.max_lease)
         self._lease: Final = lease_of(min(LEASE, accounts.max_lease))
         self._most: Final = accounts.max_open_holds
-        self._found: dict[tuple[object, ...], HoldTemplate] = {}
+        self._found: dict[tuple[object, object, bool, tuple[object, ...]], HoldTemplate] = {}
 
     def attempt(
         self,
@@ -63,7 +63,7 @@ class HoldTemplates:
         of_session = check_session(session)
         template: HoldTemplate | None = None
         named = type(agent) is str and (tool is None or type(tool) is str)  # others might have no hash, or their own
-        key = (agent, tool, not of_session, *costs)
+        key = (agent, tool, not of_session, tuple(costs))
         if named:
             template = self._found.get(key)
         if template is None:
