@@ -22,11 +22,12 @@ from headgate import (
     RateLimited,
     UnknownHold,
 )
-from headgate.holds import HoldAttempt, HoldSummary, PendingHold, read_terms
+from headgate.holds import HoldAttempt, HoldSummary, PendingHold
 from headgate.lease_renewer import RENEWERS
 from headgate.limits.notation import parse
 from headgate.stores.base import Ask
 from headgate.stores.hold_ids import HOLD_IDS
+from headgate.stores.hold_terms import HoldTerms
 from headgate.stores.holds import MAX_OPEN_HOLDS
 from headgate.wait_queue import WaitQueues
 
@@ -723,7 +724,7 @@ def of_resources(clock: ManualClock, **options: Any) -> tuple[Resources, Hold]:
 def attempt_at(
     owner: Resources, asks: tuple[Ask, ...], *, hold_id: str = "", make: type[Hold] = Hold, **options: Any
 ) -> HoldAttempt[Hold]:
-    terms = read_terms(hold_id or HOLD_IDS.new(), 60, "keep", 60, **options)
+    terms = HoldTerms(hold_id or HOLD_IDS.new(), 60_000_000, False, 60_000_000, **options)
     return HoldAttempt(owner, asks, terms, None, own_id=not hold_id, make=make)
 
 

@@ -18,7 +18,9 @@ H = TypeVar("H", bound="Hold")
 
 
 async def ask(attempt: "HoldAttempt[Any]") -> "Decision":
-    attempt._begin()
+    denial = attempt._begin()
+    if denial is not None:
+        return denial
     try:
         return attempt._note(await attempt._store.ahold(*attempt._arguments()))
     except asyncio.CancelledError:
@@ -33,7 +35,7 @@ async def _give_back(attempt: "HoldAttempt[Any]") -> None:
 
 
 async def run(attempt: "HoldAttempt[H]", queues: WaitQueues, key: str, timeout: object) -> H:
-    if is_zero(timeout):
+    if is_zero(timeout) or not attempt.waits:
         return await _finish(attempt, await ask(attempt))
     clock = attempt._store.clock
     decision = await aacquire(queues, key, clock, timeout, attempt.aperform, recheck=attempt.recheck)

@@ -14,7 +14,8 @@ from headgate.stores.holds import DENIED, HoldAnswer, HoldTerms
 from headgate.wait_queue import WaitQueues, acquire, is_zero
 
 _LONGEST_ID: Final = 200
-_RECHECK: Final = 250_000  # microseconds
+RECHECK: Final = 250_000
+"""Microseconds."""
 
 AnyHold = TypeVar("AnyHold", bound=Hold)
 
@@ -33,10 +34,10 @@ class HoldAttempt(Generic[AnyHold]):
         make: Callable[..., AnyHold],
     ) -> None:
         """`own_id`: nobody else knows the id. `make` gets the arguments of `Hold`."""
-        self._owner: Final = owner
+        self._owner = owner
         self._store: Final = owner.hold_store
-        self.asks: Final = asks
-        self._terms: Final = terms
+        self.asks = asks
+        self._terms = terms
         self._make: Final = make
         self.own_id: Final = own_id
         self._max_age: Final = None if max_age is None else age_of(max_age)
@@ -56,10 +57,17 @@ class HoldAttempt(Generic[AnyHold]):
     @property
     def recheck(self) -> int | None:
         """Microseconds after which to ask again at the latest: another limiter, or machine, may have freed a slot."""
-        return _RECHECK if any(ask.limit.counts_slots for ask in self.asks) else None
+        return RECHECK if any(ask.limit.counts_slots for ask in self.asks) else None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it may have to wait: not if it is granted whatever is left."""
+        return not self._terms.forced
 
     def ask(self) -> Decision:
-        self._begin()
+        denial = self._begin()
+        if denial is not None:
+            return denial
         try:
             return self._note(self._store.hold(*self._arguments()))
         except HeadgateError:
@@ -71,7 +79,7 @@ class HoldAttempt(Generic[AnyHold]):
 
     def run(self, queues: WaitQueues, key: str, timeout: object) -> AnyHold:
         """Ask for the hold, and with a timeout wait for it in the line of a key."""
-        if is_zero(timeout):
+        if is_zero(timeout) or not self.waits:
             return self._finish(self.ask())
         clock = self._store.clock
         return self._finish(acquire(queues, key, clock, timeout, self.perform, recheck=self.recheck))
@@ -88,15 +96,19 @@ class HoldAttempt(Generic[AnyHold]):
     def aperform(self, verb: Verb) -> Coroutine[Any, Any, Decision]:
         return _hold_async.perform(self, verb)
 
-    def _begin(self) -> None:
+    def _begin(self) -> Decision | None:
+        """Called before the store is asked. A decision is that of something other than the limits."""
         self._called = self._store.clock.now()
+        return None
 
     def _arguments(self) -> tuple[tuple[Ask, ...], int, HoldTerms]:
         return self.asks, self._owner.low, self._terms
 
     def _note(self, answer: HoldAnswer) -> Decision:
+        """The decision on whether to go on waiting."""
         self._answer = answer
-        return answer.decision
+        decision = answer.decision
+        return decision if decision or answer.state == DENIED else decision.as_shadow()  # forced: it is granted
 
     def _finish(self, decision: Decision) -> AnyHold:
         """The hold on which this was the last decision. One that a server may have made all the same is given back."""
@@ -111,7 +123,7 @@ class HoldAttempt(Generic[AnyHold]):
 
     def denied(self, decision: Decision) -> AnyHold:
         """The hold, if it is denied by something other than its limits. The store isn't asked."""
-        self._begin()
+        self._called = self._store.clock.now()
         return self._handle(decision)
 
     def _handle(self, decision: Decision) -> AnyHold:

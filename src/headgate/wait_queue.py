@@ -74,6 +74,13 @@ class WaitQueues:
                 return
             queue[0].wake()
 
+    def wake_all(self, prefix: str) -> None:
+        """Wake up the first in each queue whose key begins like this."""
+        if self._queues:
+            for key in list(self._queues):
+                if key.startswith(prefix):
+                    self.wake(key)
+
     def join(self, key: str, waiter: Waiter) -> None:
         with self._lock:
             self._drop_abandoned_queue()

@@ -219,7 +219,7 @@ async def test_a_hold_that_nobody_waits_for_any_more_is_cancelled(hub: Running, 
         others = [await client.hold({"usd": 1}) for _ in range(2)]  # all slots
         task = asyncio.create_task(_hold_for_ever(client, asyncio.Event()))
         queues = hub.hub.gate._hold_queues
-        await asyncio.to_thread(wait_for, lambda: queues.length("acme/-/planner"), "the hold to wait")
+        await asyncio.to_thread(wait_for, lambda: queues.queues, "the hold to wait")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -234,7 +234,7 @@ def test_a_hold_waits_for_its_turn_if_it_is_told_to(tenant: Tenant) -> None:
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(tenant.planner.post, "/v1/holds", json={"timeout": 30, "id": "waited"})
         queues = tenant.hub.hub.gate._hold_queues
-        wait_for(lambda: queues.length("acme/search/planner"), "the hold to wait")
+        wait_for(lambda: queues.queues, "the hold to wait")
         query = {"agent": "planner"}
         assert tenant.admin.get("/v1/holds/waited", params=query).status_code == 404
         assert tenant.admin.post(f"/v1/holds/{held[0]}/settle", params=query).status_code == 200
@@ -250,11 +250,34 @@ def test_a_caller_that_hangs_up_leaves_the_line_and_takes_nothing(tenant: Tenant
         with socket.create_connection((host, int(port)), PATIENCE) as connection:
             head = f"POST /v1/holds HTTP/1.1\r\nHost: {host}\r\nAuthorization: {token}\r\nContent-Length: {len(body)}"
             connection.sendall(f"{head}\r\n\r\n{body}".encode())
-            wait_for(lambda: queues.length("acme/search/planner"), "the hold to wait")
-        wait_for(lambda: not queues.length("acme/search/planner"), "it to leave the line")
+            wait_for(lambda: queues.queues, "the hold to wait")
+        wait_for(lambda: not queues.queues, "it to leave the line")
     query = {"agent": "planner"}
     assert tenant.admin.post(f"/v1/holds/{held[0]}/settle", params=query).status_code == 200
     assert tenant.left("acme/search/planner")["slots"] == "1"
+
+
+def test_a_token_that_is_revoked_while_its_hold_waits_gets_nothing(tenant: Tenant) -> None:
+    held = [hold(tenant.planner, {})["id"] for _ in range(3)]
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(tenant.planner.post, "/v1/holds", json={"timeout": 30, "id": "waited"})
+        queues, query = tenant.hub.hub.gate._hold_queues, {"agent": "planner"}
+        wait_for(lambda: queues.queues, "the hold to wait")
+        assert tenant.admin.delete("/api/admin/agents/planner/token").status_code == 200
+        assert waiting.result(PATIENCE).status_code == 401
+    assert not queues.queues
+    assert tenant.admin.post(f"/v1/holds/{held[0]}/settle", params=query).status_code == 200
+    assert tenant.admin.get("/v1/holds/waited", params=query).status_code == 404
+
+
+def test_a_hub_that_stops_answers_those_who_wait(tenant: Tenant) -> None:
+    for _ in range(3):
+        hold(tenant.planner, {})
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(tenant.planner.post, "/v1/holds", json={"timeout": 30})
+        wait_for(lambda: tenant.hub.hub.gate._hold_queues.queues, "the hold to wait")
+        tenant.hub.hub.health.stopping = True
+        assert refused(waiting.result(PATIENCE))[:2] == (503, "stopping")
 
 
 def test_exempt_agents_are_counted_and_never_denied() -> None:

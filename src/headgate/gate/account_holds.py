@@ -8,7 +8,7 @@ from headgate._hold_hot import Hold
 from headgate.errors import RateLimited, refuse
 from headgate.gate.account_asks import AccountAsks, LimitRow
 from headgate.gate.accounts import Bound, join_path, limit_text
-from headgate.hold_attempt import HoldAttempt
+from headgate.hold_attempt import RECHECK, HoldAttempt
 from headgate.limits.budget import Budget
 from headgate.limits.decision import NEVER, Decision
 from headgate.limits.fixed import UNLIMITED
@@ -63,6 +63,11 @@ class HoldTemplate:
 def id_start(agent: str) -> str:
     """The beginning of the ids of an agent's holds, among those of all agents of its top account."""
     return f"{join_path([agent])}/"
+
+
+def line_start(path: str) -> str:
+    """The beginning of the lines in which the holds of an agent wait."""
+    return f"{path}\n"
 
 
 class AccountHoldOwner:
@@ -249,7 +254,31 @@ class AccountAttempt(HoldAttempt[AccountHold]):
         self, owner: AccountHoldOwner, asks: tuple[Ask, ...], terms: HoldTerms, max_age: object, own_id: bool
     ) -> None:
         super().__init__(owner, asks, terms, max_age, own_id=own_id, make=AccountHold)
-        self.template: Final = owner.template
+        self._session: Final = owner.session
+        self.template = owner.template
+        self._look_again: Callable[[], Decision | None] | None = None
+
+    @property
+    def line(self) -> str:
+        """The line in which it waits: one for each session and tool, since other limits bind the others."""
+        return f"{line_start(self.template.asks.path)}{self.template.asks.note(self._session)}"
+
+    @property
+    def recheck(self) -> int | None:
+        return RECHECK  # others may settle on the same accounts, and rules may change
+
+    def expect_changes(self, look_again: Callable[[], Decision | None]) -> None:
+        """Look again before each ask: while it waits, its rules may change. A decision denies it."""
+        self._look_again = look_again
+
+    def replace(self, other: "AccountAttempt") -> None:
+        """Ask for the same under other rules, which another attempt was made by."""
+        self._owner, self.template = other._owner, other.template
+        self.asks, self._terms = other.asks, other._terms
+
+    def _begin(self) -> Decision | None:
+        super()._begin()
+        return None if self._look_again is None else self._look_again()
 
     @property
     def gated(self) -> bool:

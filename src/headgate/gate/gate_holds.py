@@ -20,6 +20,7 @@ from headgate.gate.account_holds import (
     HoldContext,
     HoldTemplate,
     id_start,
+    line_start,
     named_costs,
 )
 from headgate.gate.account_status import alert_share
@@ -42,12 +43,13 @@ from headgate.stores.holds import (
     ListedHold,
     shown_costs,
 )
-from headgate.wait_queue import WaitQueues
+from headgate.wait_queue import WaitQueues, is_zero
 
 Costs: TypeAlias = Mapping[str, Any]
 """Costs by resource: whole numbers, or as many decimals as the unit has."""
 
 _REMEMBERED: Final = 10_000  # alerts that were raised
+_BLOCKED: Final = Decision(Outcome.DENY, BLOCKED, 0, NEVER, 0, -1)
 
 
 class GateHolds(GateChanges):
@@ -81,12 +83,15 @@ class GateHolds(GateChanges):
         Its lease is 60 seconds, or `accounts.max_lease` if that is less. See `Limiter.hold` for the other arguments.
         """
         attempt = self._hold_templates().attempt(agent, costs, session, tool, lease, hold_id, keep, max_age)
+        line = ""
+        if not is_zero(timeout):
+            line = self._join_line(attempt, agent, costs, session, tool, lease, keep, max_age)
         if attempt.gated:
             early = drive(self._before_hold(attempt), call_store)
             if early is not None:
                 return early
         try:
-            hold = attempt.run(self._hold_queues, attempt.template.asks.path, timeout)
+            hold = attempt.run(self._hold_queues, line, timeout)
         except HoldError as error:
             return drive(self._after_error(attempt, error), call_store)
         plain = hold and not attempt.repeated
@@ -109,12 +114,15 @@ class GateHolds(GateChanges):
 
         async def make() -> AccountHold:
             attempt = self._hold_templates().attempt(agent, costs, session, tool, lease, hold_id, keep, max_age)
+            line = ""
+            if not is_zero(timeout):
+                line = self._join_line(attempt, agent, costs, session, tool, lease, keep, max_age)
             if attempt.gated:
                 early = await adrive(self._before_hold(attempt), acall_store)
                 if early is not None:
                     return early
             try:
-                hold = await attempt.arun(self._hold_queues, attempt.template.asks.path, timeout)
+                hold = await attempt.arun(self._hold_queues, line, timeout)
             except HoldError as error:
                 return await adrive(self._after_error(attempt, error), acall_store)
             if hold and not attempt.repeated:
@@ -122,6 +130,20 @@ class GateHolds(GateChanges):
             return await adrive(self._after_hold(attempt, hold), acall_store)
 
         return PendingHold(make)
+
+    def _join_line(self, attempt: AccountAttempt, agent: str, costs: Costs, *rest: object) -> str:
+        """The line of an attempt that may wait. It is decided by the rules that are in effect when its turn comes."""
+        session, tool, lease, keep, max_age = rest
+        hold_id, known = attempt.hold_id.removeprefix(attempt.template.id_start), dict(costs)
+
+        def look_again() -> Decision | None:
+            templates = self._hold_templates()
+            if attempt.template.context is not templates.context:
+                attempt.replace(templates.attempt(agent, known, session, tool, lease, hold_id, keep, max_age))
+            return _BLOCKED if self._lookup.block_of(attempt.template.agent) is not None else None
+
+        attempt.expect_changes(look_again)
+        return attempt.line
 
     def _before_hold(self, attempt: AccountAttempt) -> Flow[StoreCall, AccountHold | None]:
         """A hold that was made before with the same id, or a denial by a block or a wait; None if its limits decide."""
@@ -247,10 +269,14 @@ class GateHolds(GateChanges):
         """What makes holds under the rules in effect."""
         found, lookup = self._templates, self._lookup
         if found is None or found.lookup is not lookup:
-            store, wake, most = self._account_store, self._hold_queues.wake, lookup.effective.accounts.max_lease
-            found = HoldTemplates(lookup, HoldContext(store, lookup.low, wake, self._emit_alerts, self._asks_now, most))
+            store, most = self._account_store, lookup.effective.accounts.max_lease
+            context = HoldContext(store, lookup.low, self._wake_lines, self._emit_alerts, self._asks_now, most)
+            found = HoldTemplates(lookup, context)
             self._templates = found
         return found
+
+    def _wake_lines(self, path: str) -> None:
+        self._hold_queues.wake_all(line_start(path))
 
     @property
     def _account_store(self) -> AccountStore:

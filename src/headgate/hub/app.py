@@ -36,7 +36,7 @@ from headgate.hub.dashboard.accounts import AccountReader
 from headgate.hub.dashboard.cards import Cards
 from headgate.hub.dashboard.feed import MAX_QUEUED, MAX_QUEUED_BYTES, DashboardFeed
 from headgate.hub.dashboard.updates import SentState
-from headgate.hub.errors import RequestError
+from headgate.hub.errors import RequestError, stopping_error
 from headgate.hub.messages.messages import MessageBroker
 from headgate.hub.messages.sessions import SessionLog
 from headgate.hub.monitoring.account_alerts import AccountAlerts
@@ -356,7 +356,7 @@ class Hub:
         except asyncio.CancelledError:
             if not self.health.stopping:
                 raise
-            response = error_response(_stopping())
+            response = error_response(stopping_error())
         await response.send(send)
 
     def _check_forwarded(self, scope: Mapping[str, Any], address: str) -> None:
@@ -405,7 +405,7 @@ class Hub:
 
     def _endpoint(self, path: str) -> Callable[[Socket], Awaitable[None]]:
         if self.health.stopping:
-            raise _stopping()
+            raise stopping_error()
         if path == "/ws":
             return self.agent_sockets.serve
         if path == "/relay":
@@ -484,10 +484,6 @@ async def _say_goodbye(socket: Socket) -> None:
     except TimeoutError:
         pass  # it does not read
     await socket.close_for_restart(delay)
-
-
-def _stopping() -> RequestError:
-    return RequestError(503, "stopping", "the hub is stopping")
 
 
 def _reconnect_delay_ms() -> int:

@@ -36,6 +36,10 @@ class RequestError(HeadgateError):
         super().__init__(detail)
 
 
+def stopping_error() -> RequestError:
+    return RequestError(503, "stopping", "the hub is stopping")
+
+
 class FailureLog:
     """Logs the hub's own failures to answer requests: a bounded number, and how many there were beyond it."""
 

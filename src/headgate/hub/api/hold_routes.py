@@ -23,7 +23,8 @@ from headgate.http import PROBLEM_JSON
 from headgate.http.problem import describe_bound, describe_denial
 from headgate.hub.api.responses import ApiResponse, DeniedBody, encode_headers
 from headgate.hub.api.routing import Body, Call, Route, Who
-from headgate.hub.errors import BLOCKED_BY_OPERATOR, RequestError
+from headgate.hub.errors import BLOCKED_BY_OPERATOR, RequestError, stopping_error
+from headgate.hub.monitoring.health import Health
 from headgate.hub.sockets.frames import AMOUNT_PATTERN, HOLD_ID_PATTERN, AgentId
 from headgate.limits.decision import Decision
 from headgate.limits.numbers import LARGEST
@@ -35,6 +36,7 @@ MAX_RESOURCES: Final = 64
 """In the costs of one request."""
 MAX_LISTED: Final = 100
 """Holds in one answer."""
+_LOOK_AGAIN: Final = 0.25  # seconds after which a hold that waits looks whether its caller may go on
 _EXACT_DIGITS: Final = 15  # significant digits of a decimal that every double keeps
 
 # Bodies and answers ---------------------------------------------------------------------------------------------------
@@ -253,7 +255,7 @@ def _agent(call: Call, given: str | None) -> str:
     return check_agent(given)
 
 
-async def _hold(call: Call, gate: Gate) -> HoldDetail | ApiResponse:
+async def _hold(call: Call, gate: Gate, health: Health) -> HoldDetail | ApiResponse:
     body: NewHold = call.body
     agent, costs = _agent(call, body.agent), read_costs(body.costs)
     pending = gate.ahold(
@@ -265,25 +267,37 @@ async def _hold(call: Call, gate: Gate) -> HoldDetail | ApiResponse:
         timeout=body.timeout,
         hold_id=body.id,
     )
-    hold = await _wait_in_line(call, pending) if body.timeout else await pending
+    hold = await _wait_in_line(call, health, pending) if body.timeout else await pending
     return _answer(hold) if hold else _denial(gate, hold, hold.decision)
 
 
-async def _wait_in_line(call: Call, pending: PendingHold[AccountHold]) -> AccountHold:
-    """A hold that may have to wait. A caller that hangs up leaves the line, and keeps nothing that it can't know of."""
-    making, leaving = asyncio.ensure_future(pending), asyncio.ensure_future(call.hung_up())
+async def _wait_in_line(call: Call, health: Health, pending: PendingHold[AccountHold]) -> AccountHold:
+    """A hold that may have to wait, as long as its caller listens and is admitted, and the hub goes on.
+
+    One that the caller won't know of is cancelled, unless it chose the id: it may have made the hold before.
+    """
+    making, leaving, wanted = asyncio.ensure_future(pending), asyncio.ensure_future(call.hung_up()), False
     try:
-        await asyncio.wait((making, leaving), return_when=asyncio.FIRST_COMPLETED)
+        while not (making.done() or leaving.done()):
+            await asyncio.wait((making, leaving), timeout=_LOOK_AGAIN, return_when=asyncio.FIRST_COMPLETED)
+            if not making.done() or _is_granted(making):  # a denial is told by whoever has denied it
+                await call.admit_again()
+            if health.stopping and not making.done():
+                raise stopping_error()
+        wanted = not leaving.done()
     finally:
         leaving.cancel()
         making.cancel()  # it does nothing to one that is done
-    await asyncio.wait((making,))  # it may have something to give back
+        await asyncio.wait((making,))  # it may have something to give back
+        if not wanted and call.body.id is None and _is_granted(making):
+            await making.result().acancel()
     if making.cancelled():
         raise RequestError(400, "invalid", "the caller hung up while it waited")
-    hold = making.result()
-    if hold and call.body.id is None and leaving.done() and not leaving.cancelled():
-        await hold.acancel()
-    return hold
+    return making.result()
+
+
+def _is_granted(making: asyncio.Future[AccountHold]) -> bool:
+    return not making.cancelled() and making.exception() is None and bool(making.result())
 
 
 async def _find(call: Call, gate: Gate) -> AccountHold:

@@ -120,10 +120,11 @@ class Api:
             given_body = await self._body(scope["headers"], receive)
             body = _decoded(given_body if given_body or route.body_required else b"{}", route.body)
         if caller is not ANONYMOUS:  # the body may have taken half a minute
-            revoked_meanwhile = revocations != self._registry.revocations
-            caller = await self._authenticate_again(caller, route, revoked_meanwhile, address)
+            caller = await self._authenticate_again(caller, route, revocations, address)
         by = f"{caller.name or caller.role} at {address}" if caller.role else caller.agent
-        call = Call(caller=caller, by=by, parts=parts, query=query, body=body, hung_up=partial(_hung_up, receive))
+        admit_again = partial(self._authenticate_again, caller, route, revocations, address)
+        hung_up = partial(_hung_up, receive)
+        call = Call(caller=caller, by=by, parts=parts, query=query, body=body, hung_up=hung_up, admit_again=admit_again)
         answer = await route.handler(call)
         if isinstance(answer, ApiResponse):
             return answer
@@ -153,11 +154,12 @@ class Api:
             raise RequestDenied(found, self._gate.tier_of("http", action), by_address=True)
         raise RequestError(401, "unauthorized", _UNKNOWN_CALLER)
 
-    async def _authenticate_again(self, caller: Holder, route: Route, revoked_meanwhile: bool, address: str) -> Holder:
+    async def _authenticate_again(self, caller: Holder, route: Route, revocations: int, address: str) -> Holder:
         """A caller with its present role, unless that or its token has become invalid since it was admitted.
 
-        `revoked_meanwhile`: agents' tokens have become invalid. An agent that was blocked is denied.
+        `revocations` is the registry's number of then. An agent that was blocked is denied.
         """
+        revoked_meanwhile = revocations != self._registry.revocations
         revoked = revoked_meanwhile and caller.agent and await self._registry.owner(caller.token) != caller.agent
         present = self._operators.present(caller)  # after the wait
         if revoked or present is None:

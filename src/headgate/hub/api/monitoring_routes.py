@@ -8,7 +8,7 @@ from headgate._version import VERSION
 from headgate.hub.agents.presence import Presence
 from headgate.hub.api.responses import ApiResponse
 from headgate.hub.api.routing import Call, Route, Who
-from headgate.hub.errors import RequestError
+from headgate.hub.errors import stopping_error
 from headgate.hub.monitoring import metrics
 from headgate.hub.monitoring.health import Health, ServerState
 from headgate.hub.monitoring.metrics import MetricSources
@@ -58,7 +58,7 @@ async def _live(_call: Call) -> dict[str, str]:
 
 async def _ready(_call: Call, health: Health) -> dict[str, str]:
     if health.stopping:
-        raise RequestError(503, "stopping", "the hub is stopping")
+        raise stopping_error()
     return {"status": "ready"}
 
 
