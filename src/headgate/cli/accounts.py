@@ -14,7 +14,7 @@ from headgate.cli.account_limits import (
 )
 from headgate.cli.answers import shown, whole
 from headgate.cli.hub_api import HubApi
-from headgate.cli.hub_commands import ListCommand, Rows, note_new_account, print_unregistered
+from headgate.cli.hub_commands import ListCommand, Rows, add_hub_command, note_new_account, print_unregistered
 from headgate.cli.hub_options import add_hub_options, existing_agent, hub_from, path_part
 from headgate.cli.parser import Commands, add_command
 from headgate.cli.terminal import Column, print_json, print_table
@@ -42,7 +42,7 @@ def add(commands: Commands) -> None:
 
 
 def _add_show(verbs: Commands) -> None:
-    verb = add_command(
+    verb = add_hub_command(
         verbs,
         "show",
         _show,
@@ -50,10 +50,8 @@ def _add_show(verbs: Commands) -> None:
         "Show an account, an agent or a session by its path: its limits, and the accounts and agents in it.",
         "headgate accounts show acme/search",
         "headgate accounts show acme/search/planner",
-        json=True,
     )
     _add_path(verb)
-    add_hub_options(verb)
 
 
 def _add_changes(verbs: Commands) -> None:
@@ -84,7 +82,7 @@ def _add_changes(verbs: Commands) -> None:
     _add_path(verb)
     add_resources(verb)
     add_hub_options(verb)
-    verb = add_command(
+    verb = add_hub_command(
         verbs,
         "plan",
         _plan,
@@ -92,12 +90,10 @@ def _add_changes(verbs: Commands) -> None:
         "Give an account or an agent a plan of the policy; without one, that of the policy.",
         "headgate accounts plan acme pro",
         "headgate accounts plan acme/search/planner free",
-        json=True,
     )
     _add_path(verb)
     verb.add_argument("plan", nargs="?", metavar="PLAN", help="name of the plan (default: that of the policy)")
-    add_hub_options(verb)
-    verb = add_command(
+    verb = add_hub_command(
         verbs,
         "move",
         _move,
@@ -105,9 +101,8 @@ def _add_changes(verbs: Commands) -> None:
         "Let an agent belong to an account, from its next hold on. Its open holds are settled where they were made.",
         "headgate accounts move planner acme/search",
         "headgate accounts move planner -",
-        json=True,
+        agent=existing_agent,
     )
-    add_hub_options(verb, agent=existing_agent)
     to = "path of the account; '-' for none (default: that of the policy)"
     verb.add_argument("path", nargs="?", metavar="PATH", help=to)
     verb.add_argument("--plan", metavar="PLAN", help="give it this plan, too")

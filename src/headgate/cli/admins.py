@@ -5,9 +5,9 @@ from typing import Any, Final
 
 from headgate.cli.answers import local_time, shown
 from headgate.cli.hub_api import HubApi
-from headgate.cli.hub_commands import ListCommand, Rows, add_agent_command, print_answer, print_token
-from headgate.cli.hub_options import add_hub_options, agent_name, existing_agent, hub_from
-from headgate.cli.parser import Commands, add_command, add_group
+from headgate.cli.hub_commands import ListCommand, Rows, add_agent_command, add_hub_command, print_answer, print_token
+from headgate.cli.hub_options import agent_name, existing_agent, hub_from
+from headgate.cli.parser import Commands, add_group
 from headgate.cli.terminal import Column
 from headgate.errors import printable
 from headgate.hub.agents.names import ADMIN, VIEWER
@@ -27,7 +27,7 @@ def add(commands: Commands) -> None:
         "HEADGATE_ADMIN_TOKEN=$(headgate admins add ann --role admin)",
         "headgate admins remove ann",
     )
-    verb = add_command(
+    verb = add_hub_command(
         verbs,
         "add",
         _add,
@@ -35,9 +35,8 @@ def add(commands: Commands) -> None:
         "Register a name with a role. Its token alone is printed on standard output; it goes into "
         "HEADGATE_ADMIN_TOKEN. The record of changes, the log and the dashboard show the name.",
         "headgate admins add ann --role admin",
-        json=True,
+        agent=agent_name,
     )
-    add_hub_options(verb, agent=agent_name)
     verb.add_argument(
         "--role", choices=tuple(_ROLES), required=True, metavar="ROLE", help=f"one of {', '.join(_ROLES)}"
     )
@@ -52,16 +51,15 @@ def add(commands: Commands) -> None:
         agent=existing_agent,
     )
     roles = add_group(commands, "role", "give roles to agents")
-    verb = add_command(
+    verb = add_hub_command(
         roles,
         "set",
         _set_role,
         "give a registered agent a role",
         "Give a registered agent a role: admin may do everything, viewer may see the dashboard.",
         "headgate role set planner viewer",
-        json=True,
+        agent=existing_agent,
     )
-    add_hub_options(verb, agent=existing_agent)
     verb.add_argument("role", choices=tuple(_ROLES), metavar="ROLE", help=f"one of {', '.join(_ROLES)}")
     add_agent_command(
         roles,

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from headgate.cli.answers import local_time, shown, whole
 from headgate.cli.hub_api import HubApi, HubError
-from headgate.cli.hub_commands import add_agent_command, print_unregistered
-from headgate.cli.hub_options import add_hub_options, existing_agent, hub_from
-from headgate.cli.parser import Commands, add_command
+from headgate.cli.hub_commands import add_agent_command, add_hub_command, print_unregistered
+from headgate.cli.hub_options import existing_agent, hub_from
+from headgate.cli.parser import Commands
 from headgate.cli.terminal import print_json
 from headgate.errors import printable
 
@@ -19,7 +19,7 @@ _LONGEST: Final = 10 * 366 * 86_400  # seconds of a block with an end
 
 
 def add(commands: Commands) -> None:
-    block = add_command(
+    block = add_hub_command(
         commands,
         "block",
         _block,
@@ -29,9 +29,8 @@ def add(commands: Commands) -> None:
         "headgate block planner",
         "headgate block planner --for 2h --reason 'it loops' --disconnect",
         "headgate block planner --until 2026-12-01T18:00",
-        json=True,
+        agent=existing_agent,
     )
-    add_hub_options(block, agent=existing_agent)
     end = block.add_mutually_exclusive_group()
     end.add_argument("--for", type=_from_now, dest="until", metavar="DURATION", help="such as 90s, 30m, 2h or 1d")
     end.add_argument(

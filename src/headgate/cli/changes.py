@@ -4,9 +4,9 @@ import argparse
 from typing import Any, Final
 
 from headgate.cli.answers import local_time, shown
-from headgate.cli.hub_commands import ListCommand, Rows, add_limit_option, print_answer
-from headgate.cli.hub_options import add_hub_options, hub_from
-from headgate.cli.parser import Commands, add_command
+from headgate.cli.hub_commands import ListCommand, Rows, add_hub_command, add_limit_option, print_answer
+from headgate.cli.hub_options import hub_from
+from headgate.cli.parser import Commands
 from headgate.cli.terminal import Column
 
 _REMEDY: Final = (
@@ -24,7 +24,7 @@ def add(commands: Commands) -> None:
         "headgate changes",
         "headgate changes --limit 10 --json",
     )
-    parser = add_command(
+    add_hub_command(
         commands,
         "reload",
         _reload,
@@ -32,9 +32,7 @@ def add(commands: Commands) -> None:
         "Reload the hub's policy file, from the next request on. A file with mistakes is refused, and nothing changes. "
         "Lists what waits for a restart of the hub, and what has no effect because a stored change overrules it.",
         "headgate reload",
-        json=True,
     )
-    add_hub_options(parser)
 
 
 def _rows(answer: dict[str, Any]) -> Rows:

@@ -5,9 +5,9 @@ from typing import Any, Final
 
 from headgate.cli.answers import local_time, shown, whole
 from headgate.cli.hub_api import HubApi
-from headgate.cli.hub_commands import ListCommand, Rows, print_answer
-from headgate.cli.hub_options import add_hub_options, hub_from
-from headgate.cli.parser import Commands, add_command
+from headgate.cli.hub_commands import ListCommand, Rows, add_hub_command, print_answer
+from headgate.cli.hub_options import hub_from
+from headgate.cli.parser import Commands
 from headgate.cli.terminal import Column
 from headgate.errors import HeadgateError, printable
 
@@ -23,17 +23,15 @@ def add(commands: Commands) -> None:
         "headgate channels",
         "headgate channels delete news",
     )
-    verb = add_command(
+    verb = add_hub_command(
         verbs,
         "delete",
         _delete,
         "delete a chat channel with its messages",
         "Delete a chat channel with its messages.",
         "headgate channels delete news",
-        json=True,
     )
     verb.add_argument("name", type=_channel_name, metavar="NAME", help="name of the chat channel")
-    add_hub_options(verb)
 
 
 def _channel_name(text: str) -> str:

@@ -4,9 +4,9 @@ import argparse
 from typing import Any
 
 from headgate.cli.answers import shown
-from headgate.cli.hub_commands import ListCommand, Rows
-from headgate.cli.hub_options import add_hub_options, hub_from
-from headgate.cli.parser import Commands, add_command
+from headgate.cli.hub_commands import ListCommand, Rows, add_hub_command
+from headgate.cli.hub_options import hub_from
+from headgate.cli.parser import Commands
 from headgate.cli.terminal import Column
 from headgate.cli.tier_limits import SESSION, add_tier_limits, given_limits
 from headgate.errors import HeadgateError, printable
@@ -23,7 +23,7 @@ def add(commands: Commands) -> None:
         "headgate defaults set heavy=20/minute",
         "headgate defaults reset heavy",
     )
-    verb = add_command(
+    verb = add_hub_command(
         verbs,
         "set",
         _set,
@@ -33,11 +33,9 @@ def add(commands: Commands) -> None:
         "headgate defaults set heavy=20/minute light=600/minute",
         "headgate defaults set 'normal=5/second burst 20' --channel ws",
         "headgate defaults set session='100/second burst 200'",
-        json=True,
     )
-    add_hub_options(verb)
     add_tier_limits(verb)
-    verb = add_command(
+    verb = add_hub_command(
         verbs,
         "reset",
         _reset,
@@ -45,9 +43,7 @@ def add(commands: Commands) -> None:
         "Take changed default limits back, from the next request on: those of the hub's policy apply again.",
         "headgate defaults reset",
         "headgate defaults reset heavy session",
-        json=True,
     )
-    add_hub_options(verb)
     verb.add_argument(
         "tiers", nargs="*", metavar="TIER", help=f"tier, or {SESSION} for the limit of sessions (default: all of them)"
     )

@@ -3,25 +3,24 @@
 import argparse
 
 from headgate.cli.hub_api import HubApi
-from headgate.cli.hub_commands import add_agent_command, print_unregistered
-from headgate.cli.hub_options import add_hub_options, agent_name, hub_from
-from headgate.cli.parser import Commands, add_command, add_group
+from headgate.cli.hub_commands import add_agent_command, add_hub_command, print_unregistered
+from headgate.cli.hub_options import agent_name, hub_from
+from headgate.cli.parser import Commands, add_group
 from headgate.cli.terminal import print_json
 from headgate.errors import printable
 
 
 def add(commands: Commands) -> None:
     verbs = add_group(commands, "exempt", "exempt agents from all limits")
-    verb = add_command(
+    add_hub_command(
         verbs,
         "add",
         _add,
         "exempt an agent from all limits",
         "Exempt an agent from all limits, from its next request on.",
         "headgate exempt add monitor",
-        json=True,
+        agent=agent_name,
     )
-    add_hub_options(verb, agent=agent_name)
     add_agent_command(
         verbs,
         "remove",
@@ -31,21 +30,16 @@ def add(commands: Commands) -> None:
         "End the exemption of an agent, from its next request on.",
         "headgate exempt remove monitor",
     )
-    verb = add_command(
+    verb = add_hub_command(
         verbs,
         "set",
         _set,
         "replace the list of exempt agents",
         "Exempt these agents from all limits, and no others, from the next request on.",
         "headgate exempt set monitor probe",
-        json=True,
     )
     verb.add_argument("agents", type=agent_name, nargs="+", metavar="AGENT", help="names of all exempt agents")
-    add_hub_options(verb)
-    verb = add_command(
-        verbs, "list", _list, "list exempt agents", "List the exempt agents.", "headgate exempt list", json=True
-    )
-    add_hub_options(verb)
+    add_hub_command(verbs, "list", _list, "list exempt agents", "List the exempt agents.", "headgate exempt list")
 
 
 def _add(options: argparse.Namespace) -> int:

@@ -6,9 +6,9 @@ from typing import Any
 from headgate.cli.account_limits import amount, duration_text
 from headgate.cli.answers import shown
 from headgate.cli.hub_api import HubApi
-from headgate.cli.hub_commands import ListCommand, Rows, add_limit_option, print_answer
-from headgate.cli.hub_options import add_hub_options, existing_agent, hub_from, path_part
-from headgate.cli.parser import Commands, add_command, add_group
+from headgate.cli.hub_commands import ListCommand, Rows, add_hub_command, add_limit_option, print_answer
+from headgate.cli.hub_options import existing_agent, hub_from, path_part
+from headgate.cli.parser import Commands, add_group
 from headgate.cli.terminal import Column, print_error
 from headgate.errors import printable
 
@@ -23,16 +23,15 @@ def add(commands: Commands) -> None:
         "headgate holds list acme",
         "headgate holds list acme/search/planner --limit 10",
     )
-    verb = add_command(
+    verb = add_hub_command(
         verbs,
         "cancel",
         _cancel,
         "cancel a hold",
         "Cancel an open hold: all that it has reserved is given back. The program that made it can't settle it then.",
         "headgate holds cancel planner 5f1c2b3a4d5e-1f",
-        json=True,
+        agent=existing_agent,
     )
-    add_hub_options(verb, agent=existing_agent)
     verb.add_argument("hold", type=path_part, metavar="ID", help="id of the hold")
 
 

@@ -7,13 +7,28 @@ from typing import Any, TypeAlias
 
 from headgate.cli.hub_api import HubApi, HubError
 from headgate.cli.hub_options import AgentName, add_hub_options, agent_name, hub_from
-from headgate.cli.parser import Commands, add_command, whole_number
+from headgate.cli.parser import Commands, RunCommand, add_command, whole_number
 from headgate.cli.terminal import Cell, Column, print_error, print_json, print_table
 from headgate.errors import InvalidInput, printable
 from headgate.hub.settings import usable_token
 
 Answer: TypeAlias = dict[str, Any]
 Rows: TypeAlias = list[list[str | Cell]]
+
+
+def add_hub_command(
+    commands: Commands,
+    name: str,
+    run: RunCommand,
+    about: str,
+    description: str,
+    *examples: str,
+    agent: AgentName | None = None,
+) -> argparse.ArgumentParser:
+    """Add a command that asks a hub, with --json and the options of a hub; with `agent`, the argument AGENT too."""
+    parser = add_command(commands, name, run, about, description, *examples, json=True)
+    add_hub_options(parser, agent=agent)
+    return parser
 
 
 def add_agent_command(
@@ -44,7 +59,7 @@ def add_agent_command(
             note_unregistered(hub, name)
         return 0
 
-    add_hub_options(add_command(commands, name, run, about, description, *examples, json=True), agent=agent)
+    add_hub_command(commands, name, run, about, description, *examples, agent=agent)
 
 
 def note_new_account(account: str, answer: Answer) -> None:

@@ -4,9 +4,9 @@ import argparse
 from typing import Any
 
 from headgate.cli.hub_api import HubApi
-from headgate.cli.hub_commands import add_agent_command, print_unregistered
-from headgate.cli.hub_options import add_hub_options, agent_name, hub_from
-from headgate.cli.parser import Commands, add_command, add_group
+from headgate.cli.hub_commands import add_agent_command, add_hub_command, print_unregistered
+from headgate.cli.hub_options import agent_name, hub_from
+from headgate.cli.parser import Commands, add_group
 from headgate.cli.terminal import Column, print_json, print_table
 from headgate.cli.tier_limits import SESSION, add_tier_limits, given_limits
 from headgate.errors import printable
@@ -14,7 +14,7 @@ from headgate.errors import printable
 
 def add(commands: Commands) -> None:
     verbs = add_group(commands, "override", "set, remove or list overrides")
-    verb = add_command(
+    verb = add_hub_command(
         verbs,
         "set",
         _set,
@@ -24,9 +24,8 @@ def add(commands: Commands) -> None:
         "headgate override set planner heavy=100/minute",
         "headgate override set planner light=600/minute 'normal=5/second burst 20' --channel ws",
         "headgate override set planner session='100/second burst 200'",
-        json=True,
+        agent=agent_name,
     )
-    add_hub_options(verb, agent=agent_name)
     add_tier_limits(verb)
     add_agent_command(
         verbs,
@@ -37,11 +36,10 @@ def add(commands: Commands) -> None:
         "Remove all overrides of an agent: the defaults apply to it again.",
         "headgate override remove planner",
     )
-    verb = add_command(
+    add_hub_command(
         verbs, "list", _list, "list all overrides", "List the overrides of all agents.",
-        "headgate override list", json=True,
+        "headgate override list",
     )  # fmt: skip
-    add_hub_options(verb)
 
 
 def _set(options: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 import argparse
 from typing import Final
 
+from headgate.cli.hub_commands import add_hub_command
 from headgate.cli.hub_options import add_hub_options, hub_from
 from headgate.cli.parser import Commands, add_command
 from headgate.cli.terminal import print_json
@@ -19,7 +20,7 @@ _STATES: Final = {
 
 def add(commands: Commands) -> None:
     """Add the commands."""
-    parser = add_command(
+    parser = add_hub_command(
         commands,
         "store",
         _show,
@@ -28,9 +29,7 @@ def add(commands: Commands) -> None:
         "store has its data again after a restore; nothing else is needed then. With accept, use it as it is.",
         "headgate store",
         "headgate store accept --agent-data drop",
-        json=True,
     )
-    add_hub_options(parser)
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
     accept = add_command(
         verbs,

@@ -5,9 +5,9 @@ from typing import Any, Final
 
 from headgate.cli.answers import local_time, number, shown, whole
 from headgate.cli.hub_api import HubApi
-from headgate.cli.hub_commands import ListCommand, Rows, print_answer
-from headgate.cli.hub_options import add_hub_options, hub_from
-from headgate.cli.parser import Commands, add_command, json_text, whole_number
+from headgate.cli.hub_commands import ListCommand, Rows, add_hub_command, print_answer
+from headgate.cli.hub_options import hub_from
+from headgate.cli.parser import Commands, json_text, whole_number
 from headgate.cli.terminal import Column
 
 _STATES: Final = ("queued", "assigned", "accepted", "completed", "failed")
@@ -24,17 +24,15 @@ def add(commands: Commands) -> None:
         "headgate tasks --state failed",
         """headgate tasks push '{"url": "https://example.org"}'""",
     )
-    verb = add_command(
+    verb = add_hub_command(
         verbs,
         "push",
         _push,
         "queue a task for any idle agent",
         "Queue a task. An idle agent that isn't rate limited gets it.",
         """headgate tasks push '{"url": "https://example.org"}'""",
-        json=True,
     )
     verb.add_argument("payload", type=json_text, metavar="JSON", help="what the agent gets: any JSON")
-    add_hub_options(verb)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,25 +5,24 @@ from collections.abc import Callable
 from functools import partial
 
 from headgate.cli.hub_api import HubApi
-from headgate.cli.hub_commands import Answer, add_agent_command, note_new_account, print_token
-from headgate.cli.hub_options import add_hub_options, agent_name, existing_agent, hub_from
-from headgate.cli.parser import Commands, add_command
+from headgate.cli.hub_commands import Answer, add_agent_command, add_hub_command, note_new_account, print_token
+from headgate.cli.hub_options import agent_name, existing_agent, hub_from
+from headgate.cli.parser import Commands
 from headgate.errors import printable
 
 
 def add(commands: Commands) -> None:
-    register = add_command(
+    register = add_hub_command(
         commands,
         "register",
         _register,
         "register an agent and print its token",
         "Register an agent, even where registration is closed. Its token alone is printed on standard output.",
         "TOKEN=$(headgate register planner --account acme/search)",
-        json=True,
+        agent=agent_name,
     )
-    add_hub_options(register, agent=agent_name)
     _add_account_options(register)
-    rotate = add_command(
+    add_hub_command(
         commands,
         "rotate",
         partial(_print_token, HubApi.rotate, "the old token of {} no longer works; the hub shows this one only once"),
@@ -31,9 +30,8 @@ def add(commands: Commands) -> None:
         "Give an agent a new token, also after a revocation; the old one stops working. The new token alone is printed "
         "on standard output.",
         "TOKEN=$(headgate rotate planner)",
-        json=True,
+        agent=existing_agent,
     )
-    add_hub_options(rotate, agent=existing_agent)
     add_agent_command(
         commands,
         "revoke",
@@ -49,16 +47,14 @@ def add(commands: Commands) -> None:
         "headgate revoke planner",
         agent=existing_agent,
     )
-    invite = add_command(
+    invite = add_hub_command(
         commands,
         "invite",
         _invite,
         "create an invitation to register",
         "Create an invitation, a code for one registration. It alone is printed on standard output.",
         "INVITATION=$(headgate invite --account acme/search)",
-        json=True,
     )
-    add_hub_options(invite)
     _add_account_options(invite)
 
 

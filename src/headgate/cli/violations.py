@@ -3,14 +3,14 @@
 import argparse
 
 from headgate.cli.hub_api import AgentSummary, HubApi
-from headgate.cli.hub_commands import add_agent_command
-from headgate.cli.hub_options import add_hub_options, hub_from
-from headgate.cli.parser import Commands, add_command
+from headgate.cli.hub_commands import add_agent_command, add_hub_command
+from headgate.cli.hub_options import hub_from
+from headgate.cli.parser import Commands
 from headgate.cli.terminal import Column, print_json, print_table
 
 
 def add(commands: Commands) -> None:
-    parser = add_command(
+    parser = add_hub_command(
         commands,
         "violations",
         _list,
@@ -19,9 +19,7 @@ def add(commands: Commands) -> None:
         "an agent: its backoff ends, and it gets tasks again.",
         "headgate violations",
         "headgate violations reset planner",
-        json=True,
     )
-    add_hub_options(parser)
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
     add_agent_command(
         verbs,
