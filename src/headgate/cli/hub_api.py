@@ -255,10 +255,11 @@ class HubApi:
     def check(self, body: Mapping[str, Any]) -> dict[str, Any]:
         return self.request("POST", f"{_ADMIN}/check", body, outcome=str, exempt=bool, degraded=bool)
 
-    def overrides(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def overrides(self) -> dict[str, Any]:
         """The overrides of tiers, and those of sessions."""
         answer = self.request("GET", _LIMITS, overrides=dict)
-        return self.parse(lambda: (answer["overrides"], dict(answer.get("session_overrides", {}))))
+        sessions = self.parse(lambda: dict(answer.get("session_overrides", {})))
+        return {"overrides": answer["overrides"], "session_overrides": sessions}
 
     def set_override(self, agent: str, limits: Mapping[str, Any]) -> dict[str, Any]:
         return self.request("PUT", _path(_LIMITS, agent), limits, override=dict)

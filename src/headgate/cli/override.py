@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from headgate.cli.hub_api import HubApi
-from headgate.cli.hub_commands import add_agent_command, add_hub_command, print_unregistered
+from headgate.cli.hub_commands import ListCommand, Rows, add_agent_command, add_hub_command, print_unregistered
 from headgate.cli.hub_options import agent_name, hub_from
 from headgate.cli.parser import Commands, add_group
 from headgate.cli.terminal import Column, print_json, print_table
@@ -36,10 +36,7 @@ def add(commands: Commands) -> None:
         "Remove all overrides of an agent: the defaults apply to it again.",
         "headgate override remove planner",
     )
-    add_hub_command(
-        verbs, "list", _list, "list all overrides", "List the overrides of all agents.",
-        "headgate override list",
-    )  # fmt: skip
+    _LIST.add(verbs, "list", "list all overrides", "List the overrides of all agents.", "headgate override list")
 
 
 def _set(options: argparse.Namespace) -> int:
@@ -48,42 +45,28 @@ def _set(options: argparse.Namespace) -> int:
     if options.json:
         print_json(answer)
         return 0
-    rows = hub.parse(
-        lambda: _rows(_with_sessions({agent: answer["override"]}, {agent: answer.get("session_override")}))
-    )
+    rows = hub.parse(lambda: _rows({agent: answer["override"]}, {agent: answer.get("session_override")}))
     print(f"overrides of {printable(agent)}:")
-    _print(rows)
+    print_table(_LIST.columns, rows)
     if answer.get("registered") is False:
         print_unregistered(agent)
     return 0
 
 
-def _list(options: argparse.Namespace) -> int:
-    hub = hub_from(options)
-    overrides, sessions = hub.overrides()
-    if options.json:
-        print_json({"overrides": overrides, "session_overrides": sessions})
-    elif not overrides and not sessions:
-        print("no agent has overrides")
-    else:
-        _print(hub.parse(lambda: _rows(_with_sessions(overrides, sessions))))
-    return 0
-
-
-def _with_sessions(overrides: dict[str, Any], sessions: dict[str, str | None]) -> dict[str, Any]:
+def _rows(overrides: dict[str, Any], sessions: dict[str, str | None]) -> Rows:
     """The overrides of tiers and of sessions in one table."""
     own = {agent: {"-": {SESSION: limit}} for agent, limit in sessions.items() if limit is not None}
-    return {agent: {**overrides.get(agent, {}), **own.get(agent, {})} for agent in sorted({*overrides, *own})}
-
-
-def _rows(overrides: dict[str, Any]) -> list[list[str]]:
     return [
         [agent, channel, tier, str(limit)]
-        for agent, channels in overrides.items()
-        for channel, tiers in channels.items()
+        for agent in sorted({*overrides, *own})
+        for channel, tiers in {**overrides.get(agent, {}), **own.get(agent, {})}.items()
         for tier, limit in tiers.items()
     ]
 
 
-def _print(rows: list[list[str]]) -> None:
-    print_table([Column("agent", elastic=True), Column("channel"), Column("tier"), Column("limit")], rows)
+_LIST = ListCommand(
+    lambda hub, _: hub.overrides(),
+    [Column("agent", elastic=True), Column("channel"), Column("tier"), Column("limit")],
+    lambda answer: _rows(answer["overrides"], answer["session_overrides"]),
+    "no agent has overrides",
+)

@@ -3,7 +3,7 @@
 import argparse
 from typing import Final
 
-from headgate.cli.hub_commands import add_hub_command
+from headgate.cli.hub_commands import add_hub_command, print_answer
 from headgate.cli.hub_options import add_hub_options, hub_from
 from headgate.cli.parser import Commands, add_command
 from headgate.cli.terminal import print_json
@@ -66,10 +66,6 @@ def _show(options: argparse.Namespace) -> int:
 def _accept(options: argparse.Namespace) -> int:
     hub = hub_from(options)
     answer = hub.accept_store(options.agent_data)
-    if options.json:
-        print_json(answer)
-    elif answer["accepted"]:
-        print("the store is accepted as it is: agents have to register again")
-    else:
-        print("the store has its data: there was nothing to accept")
-    return 0
+    accepted = "the store is accepted as it is: agents have to register again"
+    unneeded = "the store has its data: there was nothing to accept"
+    return print_answer(options, hub, answer, lambda: accepted if answer["accepted"] else unneeded)

@@ -1,19 +1,17 @@
 """`headgate violations`: list and reset violations."""
 
-import argparse
+from typing import Any
 
 from headgate.cli.hub_api import AgentSummary, HubApi
-from headgate.cli.hub_commands import add_agent_command, add_hub_command
-from headgate.cli.hub_options import hub_from
+from headgate.cli.hub_commands import ListCommand, Rows, add_agent_command
 from headgate.cli.parser import Commands
-from headgate.cli.terminal import Column, print_json, print_table
+from headgate.cli.terminal import Column
 
 
 def add(commands: Commands) -> None:
-    parser = add_hub_command(
+    parser = _LIST.add(
         commands,
         "violations",
-        _list,
         "list or reset violations",
         "List the agents that were denied within the last hour, the worst first. With reset, clear the violations of "
         "an agent: its backoff ends, and it gets tasks again.",
@@ -35,18 +33,15 @@ def add(commands: Commands) -> None:
     )
 
 
-def _list(options: argparse.Namespace) -> int:
-    hub = hub_from(options)
-    answer = hub.violations()
-    if options.json:
-        print_json(answer)
-        return 0
-    agents = hub.parse(lambda: [AgentSummary.parse(one) for one in answer["agents"]])
-    if not agents:
-        print("no agent was denied within the last hour")
-        return 0
-    columns = [Column("agent", elastic=True), Column("hour", right=True), Column("in a row", right=True)]
-    columns += [Column("wait", right=True), Column("marks")]
-    rows = [[one.name, str(one.last_hour), str(one.violations), one.wait, one.marks] for one in agents]
-    print_table(columns, rows)
-    return 0
+def _rows(answer: dict[str, Any]) -> Rows:
+    agents = [AgentSummary.parse(one) for one in answer["agents"]]
+    return [[one.name, str(one.last_hour), str(one.violations), one.wait, one.marks] for one in agents]
+
+
+_LIST = ListCommand(
+    lambda hub, _: hub.violations(),
+    [Column("agent", elastic=True), Column("hour", right=True), Column("in a row", right=True),
+     Column("wait", right=True), Column("marks")],
+    _rows,
+    "no agent was denied within the last hour",
+)  # fmt: skip
