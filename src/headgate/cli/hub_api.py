@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from urllib.parse import quote
 
@@ -336,27 +336,25 @@ class HubApi:
 
     def chat_channels(self) -> Iterator[list[dict[str, Any]]]:
         """All chat channels by name, in pages."""
+        return self._pages(f"{_CHANNELS}?limit={_PAGE}", "channels", "name", _check_order)
+
+    def _pages(
+        self, path: str, items: str, name: str, check: Callable[[Sequence[str]], None]
+    ) -> Iterator[list[dict[str, Any]]]:
+        """The pages of a list, whose items have a name. Each page comes after the last name of the one before."""
         names, more = [""], True
         while more:
-            path = f"{_CHANNELS}?limit={_PAGE}&after={_quoted(names[-1])}"
-            answer = self.request("GET", path, channels=list, more=bool)
-            names = [names[-1], *self.parse(partial(_names, answer["channels"]))]
+            fields = {items: list, "more": bool}
+            answer = self.request("GET", f"{path}&after={_quoted(names[-1])}", **fields)
+            names = [names[-1], *self.parse(partial(_names, answer[items], name))]
             more = answer["more"] and len(names) > 1
-            self.parse(partial(_check_order, names))
-            yield answer["channels"]
+            self.parse(partial(check, names))
+            yield answer[items]
 
     def accounts(self, within: str = "", most: int = _MOST_ACCOUNTS) -> list[dict[str, Any]]:
         """All accounts above the agents, each before those below it; at most so many."""
-        found: list[dict[str, Any]] = []
-        paths, more = [""], True
-        while more and len(found) < most:
-            path = f"{_ACCOUNTS}?limit={_PAGE}&after={_quoted(paths[-1])}&within={_quoted(within)}"
-            answer = self.request("GET", path, accounts=list, more=bool)
-            paths = [paths[-1], *self.parse(partial(_paths, answer["accounts"]))]
-            more = answer["more"] and len(paths) > 1
-            self.parse(partial(_check_tree, paths))
-            found += answer["accounts"]
-        return found[:most]
+        pages = self._pages(f"{_ACCOUNTS}?limit={_PAGE}&within={_quoted(within)}", "accounts", "path", _check_tree)
+        return list(islice(chain.from_iterable(pages), most))
 
     def account(self, path: str) -> dict[str, Any]:
         return self.request("GET", f"{_ACCOUNTS}/{_quoted(path)}", plan=str, limits=list)
@@ -458,10 +456,6 @@ def _bounded_text(text: bytes) -> str:
     return text.decode()
 
 
-def _paths(accounts: list[dict[str, Any]]) -> list[str]:
-    return [str(one["path"]) for one in accounts]
-
-
 def _check_tree(paths: Sequence[str]) -> None:
     if not all([earlier.split("/") < later.split("/") for earlier, later in pairwise(paths)]):
         raise ValueError
@@ -472,8 +466,8 @@ def _defaults(answer: dict[str, Any]) -> dict[str, Any]:
     return {"defaults": answer["defaults"], "session": answer["session"]}
 
 
-def _names(channels: list[dict[str, Any]]) -> list[str]:
-    return [str(one["name"]) for one in channels]
+def _names(items: list[dict[str, Any]], name: str) -> list[str]:
+    return [str(one[name]) for one in items]
 
 
 def _check_order(names: Sequence[str]) -> None:
