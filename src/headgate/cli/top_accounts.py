@@ -22,9 +22,17 @@ from headgate.cli.terminal import GREEN, RED, YELLOW, truncate, usage_colour
 MOST_ACCOUNTS: Final = 300
 """Accounts that are shown."""
 _BAR: Final = 10  # columns
+USAGE_WIDTH: Final = _BAR + 6
+"""Columns of a `usage_bar`, and a gap."""
 _STYLES: Final = {GREEN: "green", YELLOW: "yellow", RED: "red"}
-_COLUMNS: Final = (("account", 0), ("resource", 14), ("used", _BAR + 6), ("left", 12), ("of", 10), ("resets", 11))
+_COLUMNS: Final = (("account", 0), ("resource", 14), ("used", USAGE_WIDTH), ("left", 12), ("of", 10), ("resets", 11))
 _NARROWEST: Final = 12
+
+
+def usage_bar(used: float) -> Text:
+    """The share used of a bucket or a limit, as a bar and a percentage."""
+    filled, style = min(max(round(used * _BAR), 0), _BAR), _STYLES[usage_colour(used)]
+    return Text("█" * filled, style).append("░" * (_BAR - filled), "dim").append(f"{used:>5.0%}", style)
 
 
 @dataclass(frozen=True)
@@ -127,12 +135,10 @@ class AccountsScreen(Screen[None]):
 
 
 def _cells(row: AccountRow, room: int) -> list[Text]:
-    filled, style = min(max(round(row.used * _BAR), 0), _BAR), _STYLES[usage_colour(row.used)]
-    used = Text("█" * filled, style).append("░" * (_BAR - filled), "dim").append(f"{row.used:>5.0%}", style)
     return [
         Text(truncate(row.account, room - 1)),
         Text(truncate(row.resource, 13)),
-        used,
+        usage_bar(row.used),
         Text(truncate(row.left, 11)),
         Text(truncate(row.amount, 9)),
         Text(row.resets),

@@ -18,17 +18,15 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from headgate.cli.hub_api import AgentSummary, HubApi, HubError, HubStatus
 from headgate.cli.poller import Poller
-from headgate.cli.terminal import GREEN, RED, YELLOW, truncate, usage_colour
-from headgate.cli.top_accounts import AccountsScreen
+from headgate.cli.terminal import truncate
+from headgate.cli.top_accounts import USAGE_WIDTH, AccountsScreen, usage_bar
 from headgate.errors import printable
 
-_BAR: Final = 10  # columns
-_STYLES: Final = {GREEN: "green", YELLOW: "yellow", RED: "red"}
 _TITLES: Final = {
     "connected": "", "name": "agent ", "used": "used ", "left": "left", "bucket": "bucket", "violations": "viol",
     "hour": "hour", "wait": "wait", "marks": "",
 }  # fmt: skip
-_WIDTHS: Final = (2, 0, _BAR + 6, 10, 12, 5, 5, 6, 2)  # of the columns; the name takes the rest
+_WIDTHS: Final = (2, 0, USAGE_WIDTH, 10, 12, 5, 5, 6, 2)  # of the columns; the name takes the rest
 _NARROWEST: Final = 12
 
 SORT_KEYS: Final[dict[str, Callable[[AgentSummary], Any]]] = {
@@ -356,17 +354,12 @@ class TopApp(App[int]):
 
 
 def _cells(agent: AgentSummary, room: int) -> list[Text]:
-    if agent.used is None:
-        used = Text("-" if not agent.exempt else "no limit")
-    else:
-        filled = min(max(round(agent.used * _BAR), 0), _BAR)
-        used = Text("█" * filled, _STYLES[usage_colour(agent.used)]).append("░" * (_BAR - filled), "dim")
-        used.append(f"{agent.used:>5.0%}", _STYLES[usage_colour(agent.used)])
+    unlimited = Text("-" if not agent.exempt else "no limit")
     wait = f"{agent.wait_ms / 1000:.3g}s" if agent.wait_ms else ""
     return [
         Text("● " if agent.connected else "○ ", "green" if agent.connected else "dim"),
         Text(truncate(printable(agent.name), room - 1)),
-        used,
+        unlimited if agent.used is None else usage_bar(agent.used),
         Text(truncate(agent.left, 9)),
         Text(truncate(printable(agent.bucket), 11)),
         Text(f"{agent.violations:>4}", "red" if agent.violations else "dim"),
