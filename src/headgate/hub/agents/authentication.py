@@ -68,6 +68,19 @@ class Authentication:
                 self._suspects.pop(suspect, None)
         return found
 
+    async def attempt_socket(
+        self, address: str, token: str, look_up: Callable[[], Awaitable[T | None]], drops: Callable[[], int]
+    ) -> T | Decision:
+        """`attempt` for a socket that is to be kept: again if sockets were dropped meanwhile, as `drops` counts them.
+
+        Then the token may have been revoked after it was looked up, and before its socket could be dropped.
+        """
+        while True:
+            before = drops()
+            found = await self.attempt(address, token, look_up)
+            if isinstance(found, Decision) or before == drops():
+                return found
+
     def _remember(self, digest: bytes, address: str) -> None:
         """Remember where a valid token was used last, in this order."""
         addresses = self._known.setdefault(digest, [])

@@ -206,11 +206,7 @@ class DashboardFeed:
             found = await self._operators.holder(token)
             return found if found is not None and found.role and self._operators.may_watch(found) else None
 
-        while True:
-            drops = self._drops
-            found = await self._authentication.attempt(address, token, look_up)
-            if isinstance(found, Decision) or drops == self._drops:  # otherwise it may have been revoked meanwhile
-                return found
+        return await self._authentication.attempt_socket(address, token, look_up, lambda: self._drops)
 
     async def _join(self, socket: Socket, holder: Holder) -> None:
         async with self._updating:

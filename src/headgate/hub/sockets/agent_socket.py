@@ -219,13 +219,8 @@ class AgentSockets:
         async def look_up() -> Literal[True] | None:
             return True if await self._registry.verify(agent, token) else None
 
-        while True:
-            drops = self._drops
-            found = await self._authentication.attempt(address, token, look_up)
-            if found is not True:
-                return found
-            if drops == self._drops:  # otherwise it may have been revoked meanwhile
-                return None
+        found = await self._authentication.attempt_socket(address, token, look_up, lambda: self._drops)
+        return None if found is True else found
 
     # Every frame -----------------------------------------------------------------------------------------------------
 

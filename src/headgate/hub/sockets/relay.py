@@ -222,11 +222,7 @@ class Relay:
         async def look_up() -> bool | None:
             return await self._verify(address, token) or None
 
-        while True:
-            drops = self._drops
-            verified = await self._authentication.attempt(network, token, look_up)
-            if isinstance(verified, Decision) or drops == self._drops:  # otherwise it may have been revoked meanwhile
-                return verified
+        return await self._authentication.attempt_socket(network, token, look_up, lambda: self._drops)
 
     # Envelopes -------------------------------------------------------------------------------------------------------
 
