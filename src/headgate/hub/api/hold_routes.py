@@ -25,7 +25,7 @@ from headgate.hub.api.responses import ApiResponse, DeniedBody, encode_headers
 from headgate.hub.api.routing import Body, Call, Route, Who
 from headgate.hub.errors import BLOCKED_BY_OPERATOR, RequestError, stopping_error
 from headgate.hub.monitoring.health import Health
-from headgate.hub.sockets.frames import AMOUNT_PATTERN, HOLD_ID_PATTERN, AgentId
+from headgate.hub.sockets.frames import AMOUNT_PATTERN, HOLD_ID_PATTERN, AgentId, SessionId
 from headgate.limits.decision import Decision
 from headgate.limits.numbers import LARGEST
 from headgate.limits.units import amount_text
@@ -59,7 +59,6 @@ HoldId: TypeAlias = Annotated[
         description="letters, digits, and - _ ~ : .; the same id again is the same hold",
     ),
 ]
-_Session: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)] | Annotated[int, Meta(ge=0, le=2**53)]
 _Tool: TypeAlias = Annotated[str, Meta(max_length=128)]
 
 
@@ -69,7 +68,7 @@ class NewHold(Body):
     costs: Costs = msgspec.field(default_factory=dict)
     agent: AgentId | None = None
     """For admins: the agent that holds."""
-    session: _Session | None = None
+    session: SessionId | None = None
     tool: _Tool | None = None
     lease: Lease | None = None
     """60 seconds unless it is given, or `accounts.max_lease` of the policy if that is less."""
@@ -111,7 +110,9 @@ class HoldBound(Struct):
     tool: str
 
 
-class HoldDetail(Struct):
+class HoldEntry(Struct):
+    """A hold in a list."""
+
     id: str
     agent: str
     account: str
@@ -124,6 +125,9 @@ class HoldDetail(Struct):
     """What is reserved, or was settled."""
     lease_left: float
     """Seconds; 0 if it isn't open."""
+
+
+class HoldDetail(HoldEntry):
     outcome: str
     bound: HoldBound | None
     degraded: bool
@@ -150,19 +154,6 @@ class LimitEntry(Struct):
     left: str
     resets_after: float | None
     """Seconds until all that was spent has come back; null if it never does by itself."""
-
-
-class HoldEntry(Struct):
-    """A hold in a list."""
-
-    id: str
-    agent: str
-    account: str
-    session: str
-    tool: str
-    state: str
-    costs: dict[str, str]
-    lease_left: float
 
 
 class CallerAccount(Struct):
@@ -202,20 +193,14 @@ def cost_texts(costs: Mapping[str, Decimal]) -> dict[str, str]:
 
 
 def _answer(hold: AccountHold) -> HoldDetail:
-    decision, bound = hold.decision, hold.bound
-    return HoldDetail(
-        hold.id,
-        hold.agent,
-        hold.account,
-        hold.session,
-        hold.tool,
-        hold.state,
-        cost_texts(hold.costs),
-        hold.lease_left,
-        decision.outcome.value,
-        None if bound is None else HoldBound(*bound),
-        decision.degraded,
-    )
+    decision, bound = hold.decision, None if hold.bound is None else HoldBound(*hold.bound)
+    return HoldDetail(*_entry(hold), decision.outcome.value, bound, decision.degraded)
+
+
+def _entry(hold: AccountHold | AccountHoldSummary) -> tuple[str, str, str, str, str, str, dict[str, str], float]:
+    """The fields of a `HoldEntry`."""
+    who = hold.id, hold.agent, hold.account, hold.session, hold.tool, hold.state
+    return *who, cost_texts(hold.costs), hold.lease_left
 
 
 def _denial(gate: Gate, hold: AccountHold, decision: Decision) -> ApiResponse:
@@ -235,8 +220,7 @@ def limit_entry(status: LimitStatus) -> LimitEntry:
 
 
 def hold_entry(hold: AccountHoldSummary) -> HoldEntry:
-    who = hold.id, hold.agent, hold.account, hold.session, hold.tool, hold.state
-    return HoldEntry(*who, cost_texts(hold.costs), hold.lease_left)
+    return HoldEntry(*_entry(hold))
 
 
 # Handlers -------------------------------------------------------------------------------------------------------------
