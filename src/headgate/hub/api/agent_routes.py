@@ -242,12 +242,8 @@ async def _task(call: Call, scheduler: Scheduler) -> Task:
 
 async def _signals(call: Call, sessions: SessionLog) -> Signals:
     query: Page = call.query
-    return Signals(await sessions.signals(call.agent, call.parts["session"], query.limit, query.before))
-
-
-async def _signals_outside(call: Call, sessions: SessionLog) -> Signals:
-    query: Page = call.query
-    return Signals(await sessions.signals(call.agent, OUTSIDE, query.limit, query.before))
+    session = call.parts.get("session", OUTSIDE)
+    return Signals(await sessions.signals(call.agent, session, query.limit, query.before))
 
 
 ROUTES: Final = (
@@ -260,15 +256,8 @@ ROUTES: Final = (
         query=ChannelPage,
     ),
     Route(
-        "POST",
-        "/api/onboard/register",
-        "post_onboard_register",
-        Who.ANYONE,
-        _register,
-        Registered,
-        "register an agent and get its token",
-        body=Register,
-        status=201,
+        "POST", "/api/onboard/register", "post_onboard_register", Who.ANYONE, _register, Registered,
+        "register an agent and get its token", body=Register, status=201,
     ),
     Route(
         "POST", "/api/onboard/rotate", "post_onboard_rotate", Who.AGENT, _rotate, Registered,
@@ -316,7 +305,7 @@ ROUTES: Final = (
     ),
     Route("GET", "/api/tasks/{id}", "get_task_detail", Who.AGENT, _task, Task, "one task"),
     Route(
-        "GET", "/api/signals", "get_signals", Who.AGENT, _signals_outside, Signals,
+        "GET", "/api/signals", "get_signals", Who.AGENT, _signals, Signals,
         "the signals about the agent that belong to no session, oldest first", query=Page,
     ),
     Route(
