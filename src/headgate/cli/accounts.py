@@ -37,8 +37,9 @@ def add(commands: Commands) -> None:
     )
     _add_show(verbs)
     _add_changes(verbs)
-    _add_levels(commands)
-    _add_plans(commands)
+    about_levels = "List the limits of each account of a level that has none of its own."
+    _add_defaults(commands, "level", about_levels, "team", "usd='20/calendar day'", _LEVELS)
+    _add_defaults(commands, "plan", "List the limits of plans.", "pro", "usd='60/calendar day'", _PLANS)
 
 
 def _add_show(verbs: Commands) -> None:
@@ -112,32 +113,11 @@ def _add_path(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("path", type=path_part, metavar="PATH", help="path of the account, such as acme/search")
 
 
-def _add_levels(commands: Commands) -> None:
-    verbs = _LEVELS.add_group(
-        commands,
-        "levels",
-        "list or change the limits of levels",
-        "List the limits of each account of a level that has none of its own.",
-        "headgate levels",
-        "headgate levels set team usd='20/calendar day'",
-    )
-    _add_defaults(verbs, "levels", "LEVEL", "team", _LEVELS)
-
-
-def _add_plans(commands: Commands) -> None:
-    verbs = _PLANS.add_group(
-        commands,
-        "plans",
-        "list or change the limits of plans",
-        "List the limits of plans.",
-        "headgate plans",
-        "headgate plans set pro usd='60/calendar day'",
-    )
-    _add_defaults(verbs, "plans", "PLAN", "pro", _PLANS)
-
-
-def _add_defaults(verbs: Commands, kind: str, metavar: str, example: str, listed: ListCommand) -> None:
-    """Add `set` and `unset` for levels or plans."""
+def _add_defaults(
+    commands: Commands, one: str, description: str, example: str, limit: str, listed: ListCommand
+) -> None:
+    """Add the commands for levels or plans. `one` is what one of them is, `example` its name, and `limit` its limit."""
+    kind = f"{one}s"
 
     def run_set(options: argparse.Namespace) -> int:
         limits, hub = given_limits(options), hub_from(options)
@@ -151,14 +131,15 @@ def _add_defaults(verbs: Commands, kind: str, metavar: str, example: str, listed
             answer = hub.reset_account_defaults(kind, options.name)
         return listed.print(options, hub, answer)
 
-    one = kind[:-1]
+    examples = (f"headgate {kind}", f"headgate {kind} set {example} {limit}")
+    verbs = listed.add_group(commands, kind, f"list or change the limits of {kind}", description, *examples)
     verb = add_command(
         verbs, "set", run_set, f"change limits of a {one}",
         f"Change limits of a {one}, from the next hold on. Resources that aren't named keep their limits.",
         f"headgate {kind} set {example} usd='20/calendar day'",
         f"headgate {kind} set {example} requests=100/minute --tool web", json=True,
     )  # fmt: skip
-    verb.add_argument("name", type=path_part, metavar=metavar, help=f"name of the {one}")
+    verb.add_argument("name", type=path_part, metavar=one.upper(), help=f"name of the {one}")
     add_limits(verb)
     add_hub_options(verb)
     verb = add_command(
@@ -166,7 +147,7 @@ def _add_defaults(verbs: Commands, kind: str, metavar: str, example: str, listed
         f"Take changed limits of a {one} back, those of some resources or all.",
         f"headgate {kind} unset {example} usd", json=True,
     )  # fmt: skip
-    verb.add_argument("name", type=path_part, metavar=metavar, help=f"name of the {one}")
+    verb.add_argument("name", type=path_part, metavar=one.upper(), help=f"name of the {one}")
     add_resources(verb)
     add_hub_options(verb)
 
