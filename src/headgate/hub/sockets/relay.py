@@ -22,11 +22,9 @@ from headgate.hub.monitoring.denials import DenialLog
 from headgate.hub.settings import RELAY_BURST, RELAY_RATE, SettingParser, variable
 from headgate.hub.sockets.flood import MAX_INVALID, FloodControl, FloodCounter
 from headgate.hub.sockets.socket import POLICY_VIOLATION, TRY_LATER, FanOut, Socket, disconnect
-from headgate.hub.timer import Timer
 from headgate.limiter import Limiter
 from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision
-from headgate.limits.numbers import microseconds
 from headgate.limits.token_bucket import limited
 from headgate.proto import envelope_pb2 as wire
 from headgate.stores.base import Store
@@ -110,9 +108,8 @@ class Relay:
     async def serve(self, socket: Socket) -> None:
         """Serve an accepted socket until it is closed."""
         peer = _Peer(socket, FloodControl(self._clock, self._flood_counter))
-        within = microseconds("identify_within", self._identify_within)
         reason = f"no HELLO that could be proved within {self._identify_within:g} s"
-        deadline = Timer(self._clock, self._clock.now() + within, lambda: socket.close_soon(POLICY_VIOLATION, reason))
+        deadline = socket.expect_identification(self._clock, self._identify_within, reason)
         self._open.add(socket)
         try:
             if self._retry_after_ms is not None:

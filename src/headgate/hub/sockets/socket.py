@@ -178,9 +178,9 @@ class Socket:
         """Close it soon because the agent's token is no longer valid."""
         self.close_soon(POLICY_VIOLATION, "the token of this agent was revoked or replaced")
 
-    def expect_identification(self, clock: Clock, within: float) -> Timer:
+    def expect_identification(self, clock: Clock, within: float, reason: str = "") -> Timer:
         """Close it in `within` seconds of the clock, unless the timer is cancelled before."""
-        reason = f"identify within {within:g} seconds"
+        reason = reason or f"identify within {within:g} seconds"
         when = clock.now() + round(within * 1_000_000)
         return Timer(clock, when, lambda: self.close_soon(POLICY_VIOLATION, reason))
 
