@@ -423,9 +423,7 @@ ROUTES: Final = (
         "GET", f"{_ACCOUNTS}/{{account}}/holds", "admin", Who.ADMIN, _holds, AccountHolds,
         "open and expired holds of an account and everything below it", query=HoldsPage,
     ),
-    Route(
-        "GET", _DEFAULTS, "admin", Who.ADMIN, _defaults, AccountDefaults, "limits of levels and plans",
-    ),
+    Route("GET", _DEFAULTS, "admin", Who.ADMIN, _defaults, AccountDefaults, "limits of levels and plans"),
     Route(
         "PUT", f"{_DEFAULTS}/levels/{{level}}", "admin", Who.ADMIN, _set_level, AccountDefaults,
         "set or remove limits of each account of a level: one change", body=NewAccountLimits,

@@ -155,10 +155,7 @@ ROUTES: Final = (
         "POST", "/api/admin/agents/{agent}/token", "admin", Who.ADMIN, _rotate, Registered,
         "give an agent a new token; the old one stops working",
     ),
-    Route(
-        "DELETE", "/api/admin/agents/{agent}/token", "admin", Who.ADMIN, _revoke, Revoked,
-        "revoke an agent's token",
-    ),
+    Route("DELETE", "/api/admin/agents/{agent}/token", "admin", Who.ADMIN, _revoke, Revoked, "revoke an agent's token"),
     Route(
         "PUT", "/api/admin/agents/{agent}/block", "admin", Who.ADMIN, _block, BlockedAgent,
         "deny an agent everything, at once", body=NewBlock,

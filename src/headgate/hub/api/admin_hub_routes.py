@@ -141,9 +141,7 @@ ROUTES: Final = (
         "add a task for any idle agent", body=NewTask, status=201,
     ),
     Route("GET", "/api/admin/tasks", "admin", Who.ADMIN, _tasks, TaskList, "all tasks", query=TaskPage),
-    Route(
-        "GET", "/api/admin/store", "admin", Who.ADMIN, _store, StoreStatus, "whether the store has its data",
-    ),
+    Route("GET", "/api/admin/store", "admin", Who.ADMIN, _store, StoreStatus, "whether the store has its data"),
     Route(
         "POST", "/api/admin/store/accept", "admin", Who.ADMIN, _accept_store, AcceptedStore,
         "accept a lost store as it is: all agents have to register again", body=AcceptStore,

@@ -157,9 +157,7 @@ def _webhooks(sources: MetricSources) -> dict[Labels, float]:
 
 
 METRICS: Final = (
-    Metric(
-        "headgate_checks_total", "counter", "Checks of agents", _checks, ("channel", "tier", "outcome")
-    ),
+    Metric("headgate_checks_total", "counter", "Checks of agents", _checks, ("channel", "tier", "outcome")),
     Metric(
         "headgate_decision_seconds", "histogram", "Time of a check of an agent, including the round trip to the store",
         _decision_times,
@@ -180,36 +178,23 @@ METRICS: Final = (
         "headgate_relay_envelopes_total", "counter", "Envelopes on the relay, by the limiter's decision",
         lambda of: {("passed",): of.relay.passed, ("denied",): of.relay.denied}, ("outcome",),
     ),
-    _number(
-        "headgate_violations_total", "counter", "Denials that count as violations", lambda of: of.stats.violations
-    ),
+    _number("headgate_violations_total", "counter", "Denials that count as violations", lambda of: of.stats.violations),
     _number("headgate_alerts_total", "counter", "Alerts raised", lambda of: of.alerts.raised),
     _number("headgate_alerts_open", "gauge", "Open alerts", lambda of: of.alerts.open),
-    Metric(
-        "headgate_account_alerts_total", "counter", "Alerts of accounts raised", _account_alerts, ("share",)
-    ),
-    _number(
-        "headgate_account_alerts_open", "gauge", "Open alerts of accounts", lambda of: of.account_alerts.open
-    ),
+    Metric("headgate_account_alerts_total", "counter", "Alerts of accounts raised", _account_alerts, ("share",)),
+    _number("headgate_account_alerts_open", "gauge", "Open alerts of accounts", lambda of: of.account_alerts.open),
     _number("headgate_agents_blocked", "gauge", "Blocked agents", _blocked),
-    Metric(
-        "headgate_webhooks_total", "counter", "Finished notifications to webhooks", _webhooks, ("outcome",)
-    ),
+    Metric("headgate_webhooks_total", "counter", "Finished notifications to webhooks", _webhooks, ("outcome",)),
     _number(
         "headgate_webhooks_waiting", "gauge", "Notifications to webhooks queued or being retried",
         lambda of: of.webhooks.waiting,
     ),
-    Metric(
-        "headgate_live_buckets", "gauge", "Buckets and violation records in this process's memory", _live_buckets
-    ),
+    Metric("headgate_live_buckets", "gauge", "Buckets and violation records in this process's memory", _live_buckets),
     _number(
         "headgate_store_round_trips_total", "counter", "Calls to the store's server",
         lambda of: _traffic(of).round_trips,
     ),
-    Metric(
-        "headgate_store_batch_size", "histogram", "Requests sent to the store's server in one call",
-        _batches,
-    ),
+    Metric("headgate_store_batch_size", "histogram", "Requests sent to the store's server in one call", _batches),
     _number(
         "headgate_store_errors_total", "counter", "Failed calls to the store's server", lambda of: _traffic(of).errors
     ),
@@ -224,10 +209,7 @@ METRICS: Final = (
         "headgate_disk_failing", "gauge", "1 while the hub's files can't be written, else 0",
         lambda of: int(of.health.disk == "failing"),
     ),
-    _number(
-        "headgate_store_outages_total", "counter", "Outages of the store",
-        lambda of: of.stats.outages,
-    ),
+    _number("headgate_store_outages_total", "counter", "Outages of the store", lambda of: of.stats.outages),
     _number(
         "headgate_store_outage_seconds_total", "counter", "Total time of the store's outages",
         lambda of: of.stats.outage_us / 1e6,
@@ -245,10 +227,7 @@ METRICS: Final = (
         lambda of: of.messages.accepted,
     ),
     _number("headgate_sessions_open", "gauge", "Open sessions", lambda of: of.sessions.open_sessions),
-    _number(
-        "headgate_session_buckets", "gauge", "Sessions used and not closed yet",
-        lambda of: of.gate.active_buckets,
-    ),
+    _number("headgate_session_buckets", "gauge", "Sessions used and not closed yet", lambda of: of.gate.active_buckets),
     Metric(
         "headgate_build_info", "gauge", "Always 1: the version of headgate, and whether it is compiled",
         lambda _: {(VERSION, str(compiled()).lower()): 1}, ("version", "compiled"),
