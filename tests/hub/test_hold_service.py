@@ -493,6 +493,7 @@ def test_an_invalid_hold_charges_nothing(tenant: Tenant, body: Any, detail: str)
         ("extend", {"costs": {"usd": 0.1 + 0.2}}, 400),
         ("extend", {"costs": {"coins": 1}}, 400),
         ("extend", {"total": {"coins": 1}}, 400),
+        ("extend", {"total": {"usd": "0.0000001"}}, 400),
         ("extend", {"costs": {"usd": 1}, "total": {"usd": 1}}, 400),
         ("extend", {"lease": 601}, 400),
         ("extend", {"lease": 0, "costs": {"usd": 1}}, 400),

@@ -107,6 +107,7 @@ def test_a_name_that_could_mislead_is_refused(name: str) -> None:
         ),
         ("pl\u0251n", r"letters and digits of common alphabets and ASCII signs, not U+0251, got 'pl\u0251n'"),
         ("a\u3164", r"no invisible characters, got 'a\u3164'"),
+        ("-", "another name, since this one stands for a missing account in paths, got '-'"),
         ("\u0301a", r"at most 2 marks on each letter, got '\u0301a'"),
     ],
 )

@@ -150,6 +150,13 @@ class AccountHold(Hold):
         """What is reserved, or was settled, by resource."""
         return named_costs(self._template.asks, self._costs)
 
+    def missing_to(self, total: object) -> dict[str, Decimal]:
+        """What has to be added, by resource, so that so much is reserved in all."""
+        asks = self._template.asks
+        reserved = asks.by_resource(self._costs)
+        found = zip(asks.resources, asks.costs_of(total, reserved), reserved, strict=True)
+        return {name: in_units(cost - own, decimals) for (name, decimals), cost, own in found if cost > own}
+
     @property
     def shown_costs(self) -> str:
         """The same as a text."""

@@ -10,6 +10,7 @@ from typing import Final, NoReturn
 from urllib.parse import unquote
 
 from headgate.errors import InvalidInput
+from headgate.gate.accounts import NO_ACCOUNT
 from headgate.gate.policy import check_agent
 
 RESERVED: Final = frozenset([".", "..", "defaults", "whitelist"])
@@ -117,6 +118,8 @@ def _is_good(name: str) -> bool:
 
 def _check_characters(name: str) -> None:
     """Refuse a name that could mislead."""
+    if name == NO_ACCOUNT:
+        _refuse("another name, since this one stands for a missing account in paths", name)
     if _INVISIBLE.search(name):
         _refuse("no invisible characters", name)
     if _SECOND_DOT.search(unicodedata.normalize("NFD", name)):

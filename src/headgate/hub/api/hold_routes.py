@@ -314,8 +314,7 @@ async def _extend(call: Call, gate: Gate) -> HoldDetail | ApiResponse:
         return _answer(hold)
     before = hold.costs
     if total is not None:
-        missing = {one: max(Decimal(cost) - before.get(one, 0), Decimal(0)) for one, cost in total.items()}
-        more = read_costs(cost_texts(missing))
+        more = hold.missing_to(total)
     decision = await hold.aextend(more, lease=body.lease)
     if not decision and hold.costs == before:  # else it is counted and never denied
         return _denial(gate, hold, decision)
