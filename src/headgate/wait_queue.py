@@ -76,10 +76,11 @@ class WaitQueues:
 
     def wake_all(self, prefix: str) -> None:
         """Wake up the first in each queue whose key begins like this."""
-        if self._queues:
-            for key in list(self._queues):
-                if key.startswith(prefix):
-                    self.wake(key)
+        if not self._queues:
+            return
+        with self._lock:
+            for key in [one for one in self._queues if one.startswith(prefix)]:
+                self.wake(key)
 
     def join(self, key: str, waiter: Waiter) -> None:
         with self._lock:
