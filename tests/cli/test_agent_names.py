@@ -43,7 +43,7 @@ EXISTING = {
 DOTTED = [".", "..", "a/../defaults", "./a", "..\\defaults", "a%2F..%2Fdefaults", "%2e%2e"]
 HIDDEN = [*DOTTED, "defaults", "whitelist", "defaults/", "/defaults", "//whitelist", "%64efaults"]
 """Names that are other paths, at the hub or behind a proxy that decodes paths and resolves their dots."""
-ODD = ["a/b", "/", "a b", "100%", "%2F", "a?b=c&d#e", "a+b;c", "...", "Defaults", "ß漢", "-"]
+ODD = ["a/b", "/", "a b", "100%", "%2F", "a?b=c&d#e", "a+b;c", "...", "Defaults", "ß漢", "--"]
 """Names that need an escape, or look like others."""
 
 

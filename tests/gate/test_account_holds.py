@@ -385,6 +385,21 @@ def test_f1_a_change_keeps_what_is_spent_and_held(gate: Gate) -> None:
     assert left(gate, "planner")["usd of acme/search"] == "1.500000"
 
 
+def test_f1_what_a_hold_tells_of_its_costs_can_be_given_back(gate: Gate) -> None:
+    hold = gate.hold("planner", {"tokens": 200, "usd": "0.5"})
+    costs = {name: hold.costs[name] for name in ("tokens", "usd")}
+    assert hold.extend(costs)
+    assert hold.settle(costs)
+    assert {name: hold.costs[name] for name in costs} == costs
+
+
+@pytest.mark.parametrize("cost", ["1.5", "-1", "NaN", "sNaN", "Infinity", "1e999999", "9007199254740992"])
+def test_f1_a_decimal_that_is_no_whole_number_is_refused_for_tokens(gate: Gate, cost: str) -> None:
+    with pytest.raises(ValueError, match="cost of tokens: expected"):
+        gate.hold("planner", {"tokens": Decimal(cost)})
+    assert gate.hold("planner", {"tokens": Decimal("1e3")})
+
+
 def test_f1_a_hold_settles_on_the_accounts_with_which_it_began(gate: Gate, store: Store) -> None:
     hold = gate.hold("planner", {"usd": 2, "tokens": 100}, session="s", hold_id="request-1")
     gate.set_agent_account("planner", "beta/ops")

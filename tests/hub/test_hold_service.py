@@ -156,6 +156,7 @@ def test_extending_reserves_more_and_lengthens_the_lease(tenant: Tenant) -> None
         more = tenant.planner.post(path, json={"total": {"usd": "2.25"}}).json()
         assert (more["costs"]["usd"], more["lease_left"]) == ("2.250000", 100.0)
     assert tenant.planner.post(path, json={"total": {"usd": 1}}).json()["costs"]["usd"] == "2.250000"
+    assert tenant.planner.post(path, json={"total": {"tokens": 7}}).json()["costs"]["tokens"] == "7"
     denied = tenant.planner.post(path, json={"costs": {"usd": "2.750001"}, "lease": 500})
     assert denied.status_code == 429
     assert {name: denied.json()[name] for name in ("account", "resource")} == {

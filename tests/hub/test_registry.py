@@ -156,7 +156,7 @@ async def test_a_revoked_token_is_invalid_and_the_id_stays_taken(opened: Open) -
 
 async def test_agents_are_listed_page_by_page(opened: Open) -> None:
     async with opened() as registry:
-        names = ["a", "B", "é", "z z", "\U00020000", "(", "-", "+", "[", "10", "9", "\ufa0e"]
+        names = ["a", "B", "é", "z z", "\U00020000", "(", "--", "+", "[", "10", "9", "\ufa0e"]
         for name in names:
             await registry.register(name)
         await registry.revoke("é")

@@ -52,15 +52,15 @@ def cost_of(value: object, least: int = 1) -> int:
 def cost_in(decimals: int, value: object, *, zero: bool = False) -> int:
     """A cost in smallest units, for a limit that counts so many decimals; with `zero`, 0 is one too.
 
-    Without decimals it is what `cost_of` reads.
+    Without decimals it is what `cost_of` reads, or a whole Decimal, as which holds tell their costs.
 
-    >>> cost_in(6, "0.0312"), cost_in(6, 2), cost_in(0, 2)
-    (31200, 2000000, 2)
+    >>> cost_in(6, "0.0312"), cost_in(6, 2), cost_in(0, 2), cost_in(0, Decimal(2))
+    (31200, 2000000, 2, 2)
     """
-    if decimals:
-        return smallest_units("cost", value, decimals, zero=zero)
-    if type(value) is int and 0 < value <= LARGEST:  # as most are
+    if not decimals and type(value) is int and 0 < value <= LARGEST:  # as most are
         return value
+    if decimals or type(value) is Decimal:
+        return smallest_units("cost", value, decimals, zero=zero)
     return cost_of(value, least=0 if zero else 1)
 
 
