@@ -54,8 +54,8 @@ local function passes(bucket, limit, cost)
 end
 
 local function spend(bucket, limit, cost)
-  if bucket.stack then
-    headroom().see(bucket, limit, now)
+  if bucket.rooms then
+    headroom().see_bucket(bucket, limit, now)
   end
   local level = bucket.level - cost * limit.unit
   if cost > limit.capacity or level < -LARGEST then
@@ -93,7 +93,10 @@ local function read_rows(bucket, limit, stored)
     if not (are_whole(number, one) and are_whole(one, other)) then
       return false
     elseif number < 0 then
-      i = headroom().read_rows(bucket, numbers, i)
+      local rooms = bucket.rooms or {}
+      local count = #rooms
+      rooms[count + 1], rooms[count + 2], rooms[count + 3] = number, one, other
+      bucket.rooms, i = rooms, i + 3
     else
       if number > 0 then
         slices[#slices + 1] = { number = number, tokens = one, expires = other }
@@ -138,8 +141,8 @@ local function save(bucket, limit)
         expiry = max(expiry, slice.expires - now + refill) -- at the worst nothing is refilled before it expires
       end
     end
-    if bucket.stack then
-      stored = stored .. headroom().rows(bucket)
+    if bucket.rooms and level < bucket.cap then
+      stored = stored .. headroom().text(bucket.rooms)
     end
     expiry = milliseconds(expiry)
     if bucket.due then
@@ -170,9 +173,17 @@ end
 local function correct(bucket, limit, held, actual, serial)
   if actual > held then
     spend(bucket, limit, actual - held)
-  elseif actual < held then
-    headroom().give_back(bucket, limit, held - actual, serial)
+  elseif actual < held and bucket.rooms then
+    headroom().see_bucket(bucket, limit, now)
+    bucket.level = bucket.level + headroom().give_back(bucket.rooms, held - actual, limit.unit, serial)
   end
+end
+
+-- Add a hold, and return its serial number.
+local function mark(bucket, base)
+  local serial
+  bucket.rooms, serial = headroom().add(bucket.rooms, min(bucket.cap - bucket.level, LARGEST), base)
+  return serial
 end
 
 -- Fill it up: tokens that were drawn ahead stay out.
@@ -189,6 +200,6 @@ return {
   load = load, passes = passes, countable = countable, spend = spend, refund = refund, save = save, report = report,
   counts = counts,
   forget = forget, correct = correct, counts_costs = true,
-  mark = function(bucket, base) return headroom().add(bucket, base) end,
-  leave = function(bucket, serial) return headroom().leave(bucket, serial) end,
+  mark = mark,
+  leave = function(bucket, serial) return bucket.rooms and headroom().leave(bucket.rooms, serial) end,
 }

@@ -1,6 +1,7 @@
--- Shared by the other parts. Together they are one script: this file first, plain.lua last, and between them lean.lua as a
--- function for holds that are simple, and decide.lua as one for requests that aren't plain; the others are functions in
--- that. Every function and table that the script makes costs time in every call, and nearly all calls are plain.
+-- Shared by the other parts. Together they are one script: this file, then plain.lua, in which `x_lua` stands for a function
+-- with the contents of x.lua: check_all.lua, headroom.lua, lean.lua for holds that are simple, and decide.lua for all that
+-- is neither plain nor simple, in which the others are functions. Every function and table that the script makes costs
+-- time, the more the more locals it uses, and nearly all calls are plain. So each is made where it is first needed.
 --
 -- KEYS: the keys of every request, in their order.
 -- ARGV: the time in microseconds, or "" for the server's; milliseconds that are added to every expiry; then for each

@@ -5,8 +5,8 @@ local LONGEST = 60000000 -- microseconds; what expires later was written before 
 
 -- A bucket's cap becomes higher: its headroom is least right before.
 local function raise(bucket, limit, tokens, moment)
-  if bucket.stack then
-    headroom().see(bucket, limit, moment)
+  if bucket.rooms then
+    headroom().see_bucket(bucket, limit, moment)
   end
   bucket.cap = bucket.cap + tokens * limit.unit
 end

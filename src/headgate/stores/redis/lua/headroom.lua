@@ -1,78 +1,52 @@
 -- The least headroom of a bucket since each of its holds. headroom.py has the same, and says why.
 --
--- Stored with the bucket, each as three doubles: the negative serial number of its last hold, 0, and the number before
--- that of its first, which is random: so that a bucket that was dropped and begun anew gives nothing back to the holds of
--- the one before. Then for each entry its negative serial number, its headroom in units, and how many open holds belong
--- to it. Without any entry, nothing is stored.
+-- A list of numbers, which are stored with the bucket. The first three: the negative serial number of the last hold, 0, and
+-- the number before that of the first, which is random: so that a bucket that was dropped and begun anew gives nothing
+-- back to the holds of the one before. Then three for each entry: its negative serial number, its headroom in units, and
+-- how many open holds belong to it. Without any entry, nothing is stored.
 
-local MOST, GROWN = 16, 24 -- entries: beyond the latter, they are joined until there are no more than the former
+local fmod = math.fmod
+local MOST, GROWN = 51, 75 -- numbers of 16 and of 24 entries: beyond the latter, they are joined until the former is left
 local CLOSE = 1 + 1e-14 -- quotients that differ by less may be rounded to the wrong order
 
--- One that is too large to be exact counts as less.
-local function room_of(bucket)
-  return min(bucket.cap - bucket.level, LARGEST)
+-- Remove an entry: its holds belong to the one before it, if there is any.
+local function remove(rooms, at)
+  local count = #rooms
+  if at > 4 then
+    rooms[at - 1] = rooms[at - 1] + rooms[at + 2]
+  end
+  for i = at, count - 3 do
+    rooms[i] = rooms[i + 3]
+  end
+  rooms[count], rooms[count - 1], rooms[count - 2] = nil, nil, nil
 end
 
--- The same at a moment that the bucket is up to, without what the tick that has begun will give.
-local function room_at(bucket, limit, moment)
-  local room, elapsed = room_of(bucket), moment - bucket.stamp
-  if limit.tick > 1 and elapsed > 0 then
+-- Take note of a headroom.
+local function see(rooms, room)
+  local last = #rooms - 2
+  if last < 4 or rooms[last + 1] <= room then
+    return
+  end
+  while last > 4 and rooms[last - 2] > room do
+    remove(rooms, last)
+    last = last - 3
+  end
+  if room == 0 or last > 4 and rooms[last - 2] == room then
+    remove(rooms, last)
+  else
+    rooms[last + 1] = room
+  end
+end
+
+-- Take note of what a bucket lacks until it is full, at a moment that it is up to.
+local function see_bucket(bucket, limit, moment)
+  local room, elapsed = min(bucket.cap - bucket.level, LARGEST), moment - bucket.stamp
+  if limit.tick > 1 and elapsed > 0 then -- without what the tick that has begun will give
     local gained = elapsed * limit.gain
     local rest = fmod(gained, limit.tick)
     room = room - (gained - rest) / limit.tick - (rest > 0 and 1 or 0)
   end
-  return max(room, 0)
-end
-
--- Read the rows that begin at an index, and return the one after them.
-local function read_rows(bucket, numbers, i)
-  local serials, rooms, holds, count = {}, {}, {}, 0
-  bucket.stack = { last = -numbers[i], base = numbers[i + 2], serials = serials, rooms = rooms, holds = holds }
-  i = i + 3
-  while i < #numbers and numbers[i] < 0 do
-    count = count + 1
-    serials[count], rooms[count], holds[count] = -numbers[i], numbers[i + 1], numbers[i + 2]
-    i = i + 3
-  end
-  return i
-end
-
-local function rows(bucket)
-  local stack = bucket.stack
-  if #stack.rooms == 0 or bucket.level >= bucket.cap then
-    return ''
-  end
-  local serials, holds, numbers = stack.serials, stack.holds, { -stack.last, 0, stack.base }
-  for i, room in ipairs(stack.rooms) do
-    numbers[3 * i + 1], numbers[3 * i + 2], numbers[3 * i + 3] = -serials[i], room, holds[i]
-  end
-  return packed('<' .. string.rep('d', #numbers), unpack(numbers))
-end
-
--- Remove an entry: its holds belong to the one before it, if there is any.
-local function remove(stack, i)
-  local holds = table.remove(stack.holds, i)
-  if i > 1 then
-    stack.holds[i - 1] = stack.holds[i - 1] + holds
-  end
-  table.remove(stack.rooms, i)
-  return table.remove(stack.serials, i), holds
-end
-
-local function see(bucket, limit, moment)
-  local stack, room = bucket.stack, room_at(bucket, limit, moment)
-  local rooms = stack.rooms
-  if #rooms == 0 or rooms[#rooms] <= room then
-    return
-  end
-  while #rooms > 1 and rooms[#rooms - 1] > room do
-    remove(stack, #rooms)
-  end
-  if room == 0 or rooms[#rooms - 1] == room then
-    remove(stack, #rooms)
-  else
-    rooms[#rooms] = room
-  end
+  see(bucket.rooms, max(room, 0))
 end
 
 -- Whether one / two < three / four, exactly: their products may pass 2^53.
@@ -88,90 +62,85 @@ local function is_less(one, two, three, four)
 end
 
 -- Join the two neighbours whose ratio is closest to 1.
-local function merge(stack)
-  local rooms, best = stack.rooms, 2
-  local least = rooms[2] / rooms[1]
-  for i = 3, #rooms do
-    local ratio = rooms[i] / rooms[i - 1]
-    if ratio < least * CLOSE and (ratio * CLOSE < least or is_less(rooms[i], rooms[i - 1], rooms[best], rooms[best - 1]))
-    then
+local function merge(rooms)
+  local best, least = 7, rooms[8] / rooms[5]
+  for i = 10, #rooms, 3 do
+    local ratio = rooms[i + 1] / rooms[i - 2]
+    if ratio < least * CLOSE
+      and (ratio * CLOSE < least or is_less(rooms[i + 1], rooms[i - 2], rooms[best + 1], rooms[best - 2])) then
       best, least = i, ratio
     end
   end
-  remove(stack, best)
+  remove(rooms, best)
 end
 
--- Add a hold, and return its serial number.
-local function add(bucket, base)
-  local stack, room = bucket.stack, room_of(bucket)
-  if not stack or #stack.rooms == 0 then
-    stack = { last = base, base = base, serials = {}, rooms = {}, holds = {} }
-    bucket.stack = stack
+-- Add a hold that has left a headroom. Return the list, which is a new one if there was none, and the serial number.
+local function add(rooms, room, base)
+  if not rooms or #rooms == 3 then
+    rooms = { -base, 0, base }
   end
-  stack.last = stack.last + 1
-  local count = #stack.rooms
+  local last, count = -rooms[1] + 1, #rooms
+  rooms[1] = -last
   if room > 0 then
-    stack.serials[count + 1], stack.rooms[count + 1], stack.holds[count + 1] = stack.last, room, 1
-    if count + 1 > GROWN then
-      while #stack.rooms > MOST do
-        merge(stack)
+    rooms[count + 1], rooms[count + 2], rooms[count + 3] = -last, room, 1
+    if count + 3 > GROWN then
+      while #rooms > MOST do
+        merge(rooms)
       end
     end
-  elseif count > 0 then
-    stack.holds[count] = stack.holds[count] + 1
+  elseif count > 3 then
+    rooms[count] = rooms[count] + 1
   end
-  return stack.last
+  return rooms, last
 end
 
--- The entry that a hold belongs to; 0 if it has none any more.
-local function place_of(stack, serial)
-  if serial <= stack.base or serial > stack.last then
-    return 0
+-- The place of the entry that a hold belongs to; 1 if it has none any more.
+local function place_of(rooms, serial)
+  if serial <= rooms[3] or serial > -rooms[1] then
+    return 1
   end
-  local place = #stack.serials
-  while place > 0 and stack.serials[place] > serial do
-    place = place - 1
+  local at = #rooms - 2
+  while at > 1 and -rooms[at] > serial do
+    at = at - 3
   end
-  return place
+  return at
 end
 
--- Give a cost back to a hold, or less.
-local function give_back(bucket, limit, cost, serial)
-  local stack = bucket.stack
-  if not stack then
-    return
-  end
-  see(bucket, limit, now)
-  local unit, rooms, place = limit.unit, stack.rooms, place_of(stack, serial)
-  local least = rooms[place] or 0
+-- Give a cost back to a hold, or less, after the headroom of this moment was seen. Return how many units.
+local function give_back(rooms, cost, unit, serial)
+  local place = place_of(rooms, serial)
+  local least = place > 1 and rooms[place + 1] or 0
   local given = cost > (least - fmod(least, unit)) / unit and least or cost * unit
   if given <= 0 then
-    return
+    return 0
   end
-  bucket.level = bucket.level + given
-  local left = least - given
-  for i = 1, #rooms do
-    rooms[i] = i > place and rooms[i] - given or min(rooms[i], left)
+  for i = 4, #rooms, 3 do
+    rooms[i + 1] = i > place and rooms[i + 1] - given or min(rooms[i + 1], least - given)
   end
-  for i = #rooms, 1, -1 do
-    if rooms[i] == 0 or rooms[i] == rooms[i - 1] then
-      remove(stack, i)
+  for i = #rooms - 2, 4, -3 do
+    if rooms[i + 1] == 0 or i > 4 and rooms[i + 1] == rooms[i - 2] then
+      remove(rooms, i)
     end
   end
+  return given
 end
 
 -- A hold has ended: an entry without any is dropped. Return whether anything has changed.
-local function leave(bucket, serial)
-  local stack = bucket.stack
-  local place = stack and place_of(stack, serial) or 0
-  if place == 0 then
+local function leave(rooms, serial)
+  local place = place_of(rooms, serial)
+  if place == 1 then
     return false
   end
-  stack.holds[place] = stack.holds[place] - 1
-  if stack.holds[place] <= 0 then
-    remove(stack, place)
+  rooms[place + 2] = rooms[place + 2] - 1
+  if rooms[place + 2] <= 0 then
+    remove(rooms, place)
   end
   return true
 end
 
-return { read_rows = read_rows, rows = rows, see = see, add = add, give_back = give_back, leave = leave }
+-- What is stored of it.
+local function text(rooms)
+  return #rooms > 3 and packed('<' .. string.rep('d', #rooms), unpack(rooms)) or ''
+end
+
+return { see = see, see_bucket = see_bucket, add = add, give_back = give_back, leave = leave, text = text }

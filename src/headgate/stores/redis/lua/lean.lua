@@ -506,156 +506,48 @@ elseif variant == 2 then
 
 end
 
--- What is seldom needed. The headrooms of a bucket are here the list of the stored numbers, three for the head and three
--- for each entry: see headroom.lua.
+-- What is seldom needed.
 
--- nil if there are other numbers among them.
+-- The headrooms of a bucket, see headroom.lua; nil if there are other numbers among them, or too many.
 local function read(stored)
-  local rows = { unpacked('<' .. string.rep('d', (#stored - 16) / 8), stored, 17) }
-  rows[#rows] = nil
-  for i = 1, #rows, 3 do
-    if not (rows[i] < 0 and rows[i] >= -LARGEST and rows[i + 1] >= 0 and rows[i + 2] >= 0) then
+  local rooms = { unpacked('<' .. string.rep('d', (#stored - 16) / 8), stored, 17) }
+  rooms[#rooms] = nil
+  for i = 1, #rooms, 3 do
+    if not (rooms[i] < 0 and rooms[i] >= -LARGEST and rooms[i + 1] >= 0 and rooms[i + 2] >= 0) then
       return nil
     end
   end
-  return rows
-end
-
--- Remove an entry: its holds belong to the one before it, if there is any.
-local function remove(rows, at)
-  local count = #rows
-  if at > 4 then
-    rows[at - 1] = rows[at - 1] + rows[at + 2]
-  end
-  for i = at, count - 3 do
-    rows[i] = rows[i + 3]
-  end
-  rows[count], rows[count - 1], rows[count - 2] = nil, nil, nil
-end
-
-local function see(rows, room)
-  local last = #rows - 2
-  if last < 4 or rows[last + 1] <= room then
-    return
-  end
-  while last > 4 and rows[last - 2] > room do
-    remove(rows, last)
-    last = last - 3
-  end
-  if room == 0 or last > 4 and rows[last - 2] == room then
-    remove(rows, last)
-  else
-    rows[last + 1] = room
-  end
-end
-
--- The place of the entry that a hold belongs to; 1 if it has none any more.
-local function place_of(rows, serial)
-  if serial <= rows[3] or serial > -rows[1] then
-    return 1
-  end
-  local at = #rows - 2
-  while at > 1 and -rows[at] > serial do
-    at = at - 3
-  end
-  return at
-end
-
--- Whether one / two < three / four, exactly: their products may pass 2^53.
-local function is_less(one, two, three, four)
-  while true do
-    local rest, other = math.fmod(one, two), math.fmod(three, four)
-    local whole, others = (one - rest) / two, (three - other) / four
-    if whole ~= others or rest == 0 or other == 0 then
-      return whole < others or whole == others and rest == 0 and other > 0
-    end
-    one, two, three, four = four, other, two, rest
-  end
-end
-
--- With as many entries as there may be, add a hold, and join neighbours whose ratios are closest to 1.
-local function joined(rows, level, left)
-  local last, close = -rows[1] + 1, 1 + 1e-14
-  rows[1], rows[76], rows[77], rows[78] = -last, -last, left, 1
-  while #rows > 51 do -- the head and 16 entries
-    local best = 7
-    local least = rows[8] / rows[5]
-    for i = 10, #rows, 3 do
-      local ratio = rows[i + 1] / rows[i - 2]
-      if ratio < least * close
-        and (ratio * close < least or is_less(rows[i + 1], rows[i - 2], rows[best + 1], rows[best - 2])) then
-        best, least = i, ratio
-      end
-    end
-    remove(rows, best)
-  end
-  return packed('<dd', level, now) .. packed('<' .. string.rep('d', #rows), unpack(rows)), last
+  return #rooms <= 75 and rooms or nil
 end
 
 -- What is stored of a bucket with headrooms when there is one more hold, and its serial number; nil if it isn't simple.
 local function with_hold(stored, room, level, left, base)
-  local size, rest = #stored, nil
-  local last, _, lowest = unpacked('<ddd', stored, 17)
-  last = -last
+  local size = #stored
   if size < 616 and size > 40 and room > 0 and unpacked('<d', stored, size - 15) <= room then
-    rest = string.sub(stored, 41)
-  else
-    local rows = read(stored)
-    if not rows or #rows > 75 then
-      return nil
-    end
-    see(rows, room)
-    if #rows == 75 then
-      return joined(rows, level, left)
-    elseif #rows > 3 then
-      rest = packed('<' .. string.rep('d', #rows - 3), unpack(rows, 4))
-    else
-      last, lowest, rest = base, base, ''
-    end
+    local last, _, lowest = unpacked('<ddd', stored, 17)
+    last = 1 - last
+    return packed('<ddddd', level, now, -last, 0, lowest) .. string.sub(stored, 41) .. packed('<ddd', -last, left, 1), last
   end
-  last = last + 1
-  return packed('<ddddd', level, now, -last, 0, lowest) .. rest .. packed('<ddd', -last, left, 1), last
+  local rooms, serial = read(stored), nil
+  if not rooms then
+    return nil
+  end
+  headroom().see(rooms, room)
+  rooms, serial = headroom().add(rooms, left, base)
+  return packed('<dd', level, now) .. headroom().text(rooms), serial
 end
 
 -- What becomes of the level of a bucket when a hold ends whose cost changes, and what is stored then (false: the same).
 local function without_hold(stored, level, full, unit, change, serial)
-  local rows, room, changed = read(stored), min(full - level, LARGEST), change ~= 0
-  if not rows then
+  local rooms, changed = read(stored), change ~= 0
+  if not rooms then
     return nil
-  elseif change > 0 then
-    see(rows, room)
-    level = level - change * unit
-  elseif change < 0 then
-    see(rows, room)
-    local place = place_of(rows, serial)
-    local least = place > 1 and rows[place + 1] or 0
-    local given = -change > (least - math.fmod(least, unit)) / unit and least or -change * unit
-    if given > 0 then
-      level = level + given
-      for i = 4, #rows, 3 do
-        rows[i + 1] = i > place and rows[i + 1] - given or min(rows[i + 1], least - given)
-      end
-      for i = #rows - 2, 4, -3 do
-        if rows[i + 1] == 0 or i > 4 and rows[i + 1] == rows[i - 2] then
-          remove(rows, i)
-        end
-      end
-    end
+  elseif changed then
+    headroom().see(rooms, min(full - level, LARGEST))
+    level = level + (change < 0 and headroom().give_back(rooms, -change, unit, serial) or -change * unit)
   end
-  local place = place_of(rows, serial)
-  if place > 1 then
-    changed = true
-    rows[place + 2] = rows[place + 2] - 1
-    if rows[place + 2] <= 0 then
-      remove(rows, place)
-    end
-  end
-  if not changed then
-    return level, false
-  elseif #rows > 3 and level < full then
-    return level, packed('<dd', level, now) .. packed('<' .. string.rep('d', #rows), unpack(rows))
-  end
-  return level, packed('<dd', level, now)
+  changed = headroom().leave(rooms, serial) or changed
+  return level, changed and packed('<dd', level, now) .. (level < full and headroom().text(rooms) or '')
 end
 
 -- Store a shape, if there is one, and drop a few that are no longer remembered from a long list of holds.

@@ -4,47 +4,8 @@
 
 local WIDTH = 41 -- of a bucket in a spec
 
--- A check of several buckets: all pass, or none is charged. Return their number; nil, and nothing is done, if one isn't plain.
-local function check_all(text, numbers, next_key)
-  local count, passes = (#text - 1) / WIDTH, true
-  for i = 1, count do
-    local at, key = 2 + WIDTH * (i - 1), KEYS[next_key + i - 1]
-    if string.sub(text, at, at) ~= 'b' then
-      return nil
-    end
-    local _, unit, gain, tick, full = unpacked('<ddddd', text, at + 1)
-    local level, stored = full, pcall('GET', key)
-    if tick ~= 1 then
-      return nil
-    elseif stored then
-      if type(stored) ~= 'string' or #stored ~= 16 then
-        return nil
-      end
-      local stamp
-      level, stamp = unpacked('<dd', stored)
-      local gained = (now - stamp) * gain
-      if not are_whole(level, stamp) or level > full or gained < 0 or gained > LARGEST then
-        return nil
-      end
-      level = min(level + gained, full)
-    end
-    answer[length + 2 * i], answer[length + 2 * i + 1] = level, now
-    passes = passes and unpacked('<d', numbers, 8 * i - 7) * unit <= level
-  end
-  answer[length + 1] = passes and 1 or 0
-  if passes then
-    for i = 1, count do
-      local _, unit, gain, _, full = unpacked('<ddddd', text, 3 + WIDTH * (i - 1))
-      local level = answer[length + 2 * i] - unpacked('<d', numbers, 8 * i - 7) * unit
-      answer[length + 2 * i] = level
-      call('SET', KEYS[next_key + i - 1], packed('<dd', level, now), 'PX', milliseconds((full - level) / gain))
-    end
-  end
-  length = length + 1 + 2 * count
-  return count
-end
-
-local next_key, lone, several, other = 1, nil, nil, nil
+local next_key = 1
+local check_all, headroom, rooms, lean, others, lone, several, decide -- functions that are made when they are needed
 for position = 3, #ARGV, 2 do
   local text, numbers, width = ARGV[position], ARGV[position + 1], nil
   local verb = string.sub(text, 1, 1)
@@ -76,28 +37,36 @@ for position = 3, #ARGV, 2 do
         length = length + 3
       end
     elseif #text % WIDTH == 1 then
+      check_all = check_all or check_all_lua
       width = check_all(text, numbers, next_key)
-    end
-  elseif verb == 'H' or verb == 'T' then
-    if text == 'Hb' or text == 'Tb' then
-      lone = lone or lean(1)
-      width = lone(verb, numbers, next_key) and 3
-    else
-      several = several or lean(2)
-      width = several(verb, text, numbers, next_key)
-    end
-    if not width then -- it isn't simple
-      width = 2
-      for i = 2, #text do
-        width = width + (string.byte(text, i) == 102 and 0 or 1)
-      end
-      length = length + 1
-      answer[length] = -4
     end
   end
   if not width then
-    other = other or decide()
-    width = other(text, numbers, next_key)
+    headroom = headroom or function()
+      rooms = rooms or headroom_lua()
+      return rooms
+    end
+    if verb == 'H' or verb == 'T' then
+      lean = lean or lean_lua
+      if text == 'Hb' or text == 'Tb' then
+        lone = lone or lean(1)
+        width = lone(verb, numbers, next_key) and 3
+      else
+        several = several or lean(2)
+        width = several(verb, text, numbers, next_key)
+      end
+      if not width then -- it isn't simple
+        width = 2
+        for i = 2, #text do
+          width = width + (string.byte(text, i) == 102 and 0 or 1)
+        end
+        length = length + 1
+        answer[length] = -4
+      end
+    else
+      decide = decide or decide_lua()
+      width = decide(text, numbers, next_key)
+    end
   end
   next_key = next_key + width
 end
