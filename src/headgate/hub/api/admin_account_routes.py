@@ -27,7 +27,7 @@ from headgate.hub.agents.registry import Registry
 from headgate.hub.api.admin_limit_routes import MOST_LIMITS, LimitTexts, limit_texts
 from headgate.hub.api.agent_routes import AccountPath, PlanName
 from headgate.hub.api.hold_routes import HoldEntry, LimitEntry, hold_entry, limit_entry
-from headgate.hub.api.routing import Body, Call, Route, Who
+from headgate.hub.api.routing import Body, Call, admin_route
 from headgate.hub.errors import RequestError
 from headgate.stores.base import Edit
 
@@ -403,45 +403,45 @@ async def _holds(call: Call, gate: Gate) -> AccountHolds:
 _ACCOUNTS: Final = "/api/admin/accounts"
 _DEFAULTS: Final = "/api/admin/account-defaults"
 ROUTES: Final = (
-    Route(
-        "GET", _ACCOUNTS, "admin", Who.ADMIN, _accounts, AccountTree,
+    admin_route(
+        "GET", _ACCOUNTS, _accounts, AccountTree,
         "accounts above the agents, each before those below it: limit, spent, held and left", query=AccountsPage,
     ),
-    Route(
-        "GET", f"{_ACCOUNTS}/{{account}}", "admin", Who.ADMIN, _one_account, AccountDetail,
+    admin_route(
+        "GET", f"{_ACCOUNTS}/{{account}}", _one_account, AccountDetail,
         "an account, an agent or a session by its path",
     ),
-    Route(
-        "PUT", f"{_ACCOUNTS}/{{account}}", "admin", Who.ADMIN, _set_account, ChangedAccount,
+    admin_route(
+        "PUT", f"{_ACCOUNTS}/{{account}}", _set_account, ChangedAccount,
         "set or remove limits of an account or an agent, and its plan: one change", body=NewAccount,
     ),
-    Route(
-        "DELETE", f"{_ACCOUNTS}/{{account}}", "admin", Who.ADMIN, _reset_account, ChangedAccount,
+    admin_route(
+        "DELETE", f"{_ACCOUNTS}/{{account}}", _reset_account, ChangedAccount,
         "put an account back to the limits and the plan of the policy",
     ),
-    Route(
-        "GET", f"{_ACCOUNTS}/{{account}}/holds", "admin", Who.ADMIN, _holds, AccountHolds,
+    admin_route(
+        "GET", f"{_ACCOUNTS}/{{account}}/holds", _holds, AccountHolds,
         "open and expired holds of an account and everything below it", query=HoldsPage,
     ),
-    Route("GET", _DEFAULTS, "admin", Who.ADMIN, _defaults, AccountDefaults, "limits of levels and plans"),
-    Route(
-        "PUT", f"{_DEFAULTS}/levels/{{level}}", "admin", Who.ADMIN, _set_level, AccountDefaults,
+    admin_route("GET", _DEFAULTS, _defaults, AccountDefaults, "limits of levels and plans"),
+    admin_route(
+        "PUT", f"{_DEFAULTS}/levels/{{level}}", _set_level, AccountDefaults,
         "set or remove limits of each account of a level: one change", body=NewAccountLimits,
     ),
-    Route(
-        "DELETE", f"{_DEFAULTS}/levels/{{level}}", "admin", Who.ADMIN, _reset_level, AccountDefaults,
+    admin_route(
+        "DELETE", f"{_DEFAULTS}/levels/{{level}}", _reset_level, AccountDefaults,
         "put a level back to the limits of the policy",
     ),
-    Route(
-        "PUT", f"{_DEFAULTS}/plans/{{plan}}", "admin", Who.ADMIN, _set_plan, AccountDefaults,
+    admin_route(
+        "PUT", f"{_DEFAULTS}/plans/{{plan}}", _set_plan, AccountDefaults,
         "set or remove limits of a plan: one change", body=NewAccountLimits,
     ),
-    Route(
-        "DELETE", f"{_DEFAULTS}/plans/{{plan}}", "admin", Who.ADMIN, _reset_plan, AccountDefaults,
+    admin_route(
+        "DELETE", f"{_DEFAULTS}/plans/{{plan}}", _reset_plan, AccountDefaults,
         "put a plan back to the limits of the policy",
     ),
-    Route(
-        "PUT", "/api/admin/agents/{agent}/account", "admin", Who.ADMIN, _set_agent, AgentAccount,
+    admin_route(
+        "PUT", "/api/admin/agents/{agent}/account", _set_agent, AgentAccount,
         "move an agent to an account, or give it a plan", body=NewAgentAccount,
     ),
 )  # fmt: skip

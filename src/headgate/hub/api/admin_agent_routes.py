@@ -10,7 +10,7 @@ from headgate.hub.agents.operators import Operators
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import Grant, Registry
 from headgate.hub.api.agent_routes import AccountPath, PlanName, Registered, Revoked
-from headgate.hub.api.routing import Body, Call, Route, Who
+from headgate.hub.api.routing import Body, Call, admin_route
 from headgate.hub.sockets.agent_socket import AgentSockets
 from headgate.hub.sockets.frames import AgentId, Count
 from headgate.hub.sockets.relay import Relay
@@ -143,33 +143,30 @@ async def _invite(call: Call, operators: Operators) -> Invitation:
 
 
 ROUTES: Final = (
-    Route(
-        "GET", "/api/admin/agents", "admin", Who.ADMIN, _agents, RegisteredAgents, "all agents, by name",
-        query=AgentsPage,
-    ),
-    Route(
-        "POST", "/api/admin/agents", "admin", Who.ADMIN, _register, RegisteredByAdmin,
+    admin_route("GET", "/api/admin/agents", _agents, RegisteredAgents, "all agents, by name", query=AgentsPage),
+    admin_route(
+        "POST", "/api/admin/agents", _register, RegisteredByAdmin,
         "register an agent, even where registration is closed", body=NewAgent, status=201,
     ),
-    Route(
-        "POST", "/api/admin/agents/{agent}/token", "admin", Who.ADMIN, _rotate, Registered,
+    admin_route(
+        "POST", "/api/admin/agents/{agent}/token", _rotate, Registered,
         "give an agent a new token; the old one stops working",
     ),
-    Route("DELETE", "/api/admin/agents/{agent}/token", "admin", Who.ADMIN, _revoke, Revoked, "revoke an agent's token"),
-    Route(
-        "PUT", "/api/admin/agents/{agent}/block", "admin", Who.ADMIN, _block, BlockedAgent,
+    admin_route("DELETE", "/api/admin/agents/{agent}/token", _revoke, Revoked, "revoke an agent's token"),
+    admin_route(
+        "PUT", "/api/admin/agents/{agent}/block", _block, BlockedAgent,
         "deny an agent everything, at once", body=NewBlock,
     ),
-    Route(
-        "DELETE", "/api/admin/agents/{agent}/block", "admin", Who.ADMIN, _unblock, BlockedAgent,
+    admin_route(
+        "DELETE", "/api/admin/agents/{agent}/block", _unblock, BlockedAgent,
         "hold an agent to its limits again instead of blocking it",
     ),
-    Route(
-        "POST", "/api/admin/agents/{agent}/disconnect", "admin", Who.ADMIN, _disconnect, Disconnected,
+    admin_route(
+        "POST", "/api/admin/agents/{agent}/disconnect", _disconnect, Disconnected,
         "close an agent's connections to this hub; it may connect again",
     ),
-    Route(
-        "POST", "/api/admin/invitations", "admin", Who.ADMIN, _invite, Invitation,
+    admin_route(
+        "POST", "/api/admin/invitations", _invite, Invitation,
         "create an invitation to register", body=NewInvitation, body_required=False, status=201,
     ),
 )  # fmt: skip

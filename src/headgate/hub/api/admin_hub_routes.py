@@ -14,7 +14,7 @@ from headgate.hub.agents.operators import Operators
 from headgate.hub.agents.registry import Registry
 from headgate.hub.agents.store_guard import StoreGuard
 from headgate.hub.api.agent_routes import NewTask, TaskList, TaskPage
-from headgate.hub.api.routing import Body, Call, Route, Who
+from headgate.hub.api.routing import Body, Call, Route, Who, admin_route
 from headgate.hub.errors import RequestError
 from headgate.hub.messages.messages import MessageBroker
 from headgate.hub.messages.sessions import OUTSIDE, SessionLog
@@ -140,18 +140,18 @@ ROUTES: Final = (
         "POST", "/api/admin/tasks", "post_admin_push_task", Who.ADMIN, _push_task, Task,
         "add a task for any idle agent", body=NewTask, status=201,
     ),
-    Route("GET", "/api/admin/tasks", "admin", Who.ADMIN, _tasks, TaskList, "all tasks", query=TaskPage),
-    Route("GET", "/api/admin/store", "admin", Who.ADMIN, _store, StoreStatus, "whether the store has its data"),
-    Route(
-        "POST", "/api/admin/store/accept", "admin", Who.ADMIN, _accept_store, AcceptedStore,
+    admin_route("GET", "/api/admin/tasks", _tasks, TaskList, "all tasks", query=TaskPage),
+    admin_route("GET", "/api/admin/store", _store, StoreStatus, "whether the store has its data"),
+    admin_route(
+        "POST", "/api/admin/store/accept", _accept_store, AcceptedStore,
         "accept a lost store as it is: all agents have to register again", body=AcceptStore,
     ),
-    Route(
-        "POST", "/api/admin/signals", "admin", Who.ADMIN, _write_signal, SignalNumber,
+    admin_route(
+        "POST", "/api/admin/signals", _write_signal, SignalNumber,
         "write a signal of the application, which is not limited", body=NewSignal, status=201,
     ),
-    Route(
-        "PUT", "/api/admin/log-level", "admin", Who.ADMIN, _set_log_level, LogLevel,
+    admin_route(
+        "PUT", "/api/admin/log-level", _set_log_level, LogLevel,
         "log from another level on, until the hub stops", body=NewLogLevel,
     ),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from headgate.gate import Gate
 from headgate.gate.changes import default, exemption, override, session_limit
 from headgate.gate.policy import ChannelTier, check_agent
 from headgate.hub.agents.registry import Registry
-from headgate.hub.api.routing import Body, Call, Route, Who
+from headgate.hub.api.routing import Body, Call, admin_route
 from headgate.hub.errors import RequestError
 from headgate.hub.sockets.frames import AgentId
 from headgate.limits.decision import Limit
@@ -219,38 +219,29 @@ async def _remove_exempt(call: Call, gate: Gate) -> ExemptAgents:
 
 _LIMITS: Final = "/api/admin/rate-limits"
 ROUTES: Final = (
-    Route("GET", _LIMITS, "admin", Who.ADMIN, _rate_limits, RateLimits, "all defaults and overrides"),
-    Route(
-        "PUT", f"{_LIMITS}/defaults", "admin", Who.ADMIN, _set_defaults, RateLimits, "change the defaults",
-        body=NewLimits,
-    ),
-    Route(
-        "DELETE", f"{_LIMITS}/defaults", "admin", Who.ADMIN, _remove_defaults, RateLimits,
+    admin_route("GET", _LIMITS, _rate_limits, RateLimits, "all defaults and overrides"),
+    admin_route("PUT", f"{_LIMITS}/defaults", _set_defaults, RateLimits, "change the defaults", body=NewLimits),
+    admin_route(
+        "DELETE", f"{_LIMITS}/defaults", _remove_defaults, RateLimits,
         "put the defaults back to what the policy says",
     ),
-    Route(
-        "DELETE", f"{_LIMITS}/defaults/{{tier}}", "admin", Who.ADMIN, _remove_defaults, RateLimits,
+    admin_route(
+        "DELETE", f"{_LIMITS}/defaults/{{tier}}", _remove_defaults, RateLimits,
         "put the default of a tier, or of sessions, back to what the policy says",
     ),
-    Route(
-        "PUT", f"{_LIMITS}/{{agent}}", "admin", Who.ADMIN, _set_override, AgentLimits,
+    admin_route(
+        "PUT", f"{_LIMITS}/{{agent}}", _set_override, AgentLimits,
         "give an agent limits of its own", body=NewLimits,
     ),
-    Route(
-        "DELETE", f"{_LIMITS}/{{agent}}", "admin", Who.ADMIN, _remove_override, AgentLimits,
-        "put an agent back to the defaults",
-    ),
-    Route("GET", f"{_LIMITS}/whitelist", "admin", Who.ADMIN, _exempt, ExemptAgents, "the exempt agents"),
-    Route(
-        "PUT", f"{_LIMITS}/whitelist", "admin", Who.ADMIN, _replace_exempt, ChangedExemptAgents,
+    admin_route("DELETE", f"{_LIMITS}/{{agent}}", _remove_override, AgentLimits, "put an agent back to the defaults"),
+    admin_route("GET", f"{_LIMITS}/whitelist", _exempt, ExemptAgents, "the exempt agents"),
+    admin_route(
+        "PUT", f"{_LIMITS}/whitelist", _replace_exempt, ChangedExemptAgents,
         "replace the list of exempt agents", body=NewExemptAgents,
     ),
-    Route(
-        "POST", f"{_LIMITS}/whitelist", "admin", Who.ADMIN, _add_exempt, ChangedExemptAgents,
-        "exempt an agent", body=NewExemption,
-    ),
-    Route(
-        "DELETE", f"{_LIMITS}/whitelist/{{agent}}", "admin", Who.ADMIN, _remove_exempt, ExemptAgents,
+    admin_route("POST", f"{_LIMITS}/whitelist", _add_exempt, ChangedExemptAgents, "exempt an agent", body=NewExemption),
+    admin_route(
+        "DELETE", f"{_LIMITS}/whitelist/{{agent}}", _remove_exempt, ExemptAgents,
         "hold an agent to its limits again",
     ),
 )  # fmt: skip

@@ -6,7 +6,7 @@ from msgspec import Meta, Struct
 
 from headgate.hub.agents.names import ROLES
 from headgate.hub.agents.operators import Operator, Operators
-from headgate.hub.api.routing import Body, Call, Route, Who
+from headgate.hub.api.routing import Body, Call, admin_route
 from headgate.hub.sockets.frames import AgentId
 
 Role = Annotated[str, Meta(max_length=64, extra_json_schema={"enum": list(ROLES)})]
@@ -73,15 +73,12 @@ async def _remove_role(call: Call, operators: Operators) -> AgentRole:
 _ADMINS: Final = "/api/admin/admins"
 _ROLE: Final = "/api/admin/agents/{agent}/role"
 ROUTES: Final = (
-    Route("GET", _ADMINS, "admin", Who.ADMIN, _admins, Admins, "all admins and viewers, and who made them"),
-    Route(
-        "POST", _ADMINS, "admin", Who.ADMIN, _add, AddedAdmin, "register an admin or viewer, by name",
-        body=NewAdmin, status=201,
-    ),
-    Route(
-        "DELETE", f"{_ADMINS}/{{agent}}", "admin", Who.ADMIN, _remove, RemovedAdmin,
+    admin_route("GET", _ADMINS, _admins, Admins, "all admins and viewers, and who made them"),
+    admin_route("POST", _ADMINS, _add, AddedAdmin, "register an admin or viewer, by name", body=NewAdmin, status=201),
+    admin_route(
+        "DELETE", f"{_ADMINS}/{{agent}}", _remove, RemovedAdmin,
         "take the role of an admin or viewer away, and revoke its token",
     ),
-    Route("PUT", _ROLE, "admin", Who.ADMIN, _set_role, AgentRole, "give a registered agent a role", body=NewRole),
-    Route("DELETE", _ROLE, "admin", Who.ADMIN, _remove_role, AgentRole, "take an agent's role away"),
+    admin_route("PUT", _ROLE, _set_role, AgentRole, "give a registered agent a role", body=NewRole),
+    admin_route("DELETE", _ROLE, _remove_role, AgentRole, "take an agent's role away"),
 )  # fmt: skip

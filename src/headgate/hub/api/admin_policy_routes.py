@@ -10,7 +10,7 @@ from headgate.gate import Gate
 from headgate.gate.policy import check_agent
 from headgate.gate.sources import PolicyValue
 from headgate.http import describe_decision
-from headgate.hub.api.routing import Body, Call, Route, Who
+from headgate.hub.api.routing import Body, Call, admin_route
 from headgate.hub.config_file import ConfigFile
 from headgate.hub.dashboard.cards import AgentCard, Cards
 from headgate.hub.errors import RequestError
@@ -126,25 +126,22 @@ async def _policy(_call: Call, file: ConfigFile, gate: Gate) -> EffectivePolicy:
 
 
 ROUTES: Final = (
-    Route(
-        "GET", "/api/admin/violations", "admin", Who.ADMIN, _violations, Violations,
+    admin_route(
+        "GET", "/api/admin/violations", _violations, Violations,
         "agents with violations in the last hour, most violations first",
     ),
-    Route(
-        "DELETE", "/api/admin/violations/{agent}", "admin", Who.ADMIN, _reset_violations, Reset,
-        "forget an agent's violations",
-    ),
-    Route(
-        "POST", "/api/admin/check", "admin", Who.ADMIN, _check, Verdict,
+    admin_route("DELETE", "/api/admin/violations/{agent}", _reset_violations, Reset, "forget an agent's violations"),
+    admin_route(
+        "POST", "/api/admin/check", _check, Verdict,
         "decide a request as if the agent had made it, and count it", body=NewCheck,
     ),
-    Route(
-        "GET", "/api/admin/changes", "admin", Who.ADMIN, _changes, Changes,
+    admin_route(
+        "GET", "/api/admin/changes", _changes, Changes,
         "who changed what and when, newest first", query=ChangesPage,
     ),
-    Route(
-        "GET", "/api/admin/policy", "admin", Who.ADMIN, _policy, EffectivePolicy,
+    admin_route(
+        "GET", "/api/admin/policy", _policy, EffectivePolicy,
         "every value of the policy in effect, and where it comes from",
     ),
-    Route("POST", "/api/admin/reload", "admin", Who.ADMIN, _reload, Reloaded, "reload the policy file"),
+    admin_route("POST", "/api/admin/reload", _reload, Reloaded, "reload the policy file"),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from headgate.gate import Gate
 from headgate.gate.usage import DEFAULT_GROUPS, UsageTotal, usage_csv, usage_groups
 from headgate.hub.api.agent_routes import AccountPath
 from headgate.hub.api.responses import ApiResponse
-from headgate.hub.api.routing import Body, Call, Route, Who
+from headgate.hub.api.routing import Body, Call, admin_route
 from headgate.limits.units import amount_text
 
 MAX_TOTALS: Final = 10_000
@@ -76,12 +76,9 @@ async def _totals(call: Call, gate: Gate) -> tuple[date, date, tuple[str, ...], 
 
 
 ROUTES: Final = (
-    Route(
-        "GET", "/api/admin/usage", "admin", Who.ADMIN, _usage, UsageTotals,
+    admin_route(
+        "GET", "/api/admin/usage", _usage, UsageTotals,
         "what was used, added up by resource and other groups", query=UsageQuery,
     ),
-    Route(
-        "GET", "/api/admin/usage.csv", "admin", Who.ADMIN, _usage_csv, str, "the same as CSV", query=UsageQuery,
-        media=_CSV,
-    ),
+    admin_route("GET", "/api/admin/usage.csv", _usage_csv, str, "the same as CSV", query=UsageQuery, media=_CSV),
 )  # fmt: skip

@@ -96,6 +96,11 @@ class Route:
         return [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
 
 
+def admin_route(method: str, path: str, handler: Handler, answer: Any, about: str, **more: Any) -> Route:
+    """A route for admins. All of them are the same action."""
+    return Route(method, path, "admin", Who.ADMIN, handler, answer, about, **more)
+
+
 def bind(routes: Iterable[Route], parts: Sequence[object]) -> list[Route]:
     """The same routes, their handlers given the parts that they ask for: of each type, the one part that is of it."""
     return [replace(route, handler=_bound(route, parts)) for route in routes]
