@@ -404,44 +404,38 @@ _ACCOUNTS: Final = "/api/admin/accounts"
 _DEFAULTS: Final = "/api/admin/account-defaults"
 ROUTES: Final = (
     admin_route(
-        "GET", _ACCOUNTS, _accounts, AccountTree,
+        "GET", _ACCOUNTS, _accounts,
         "accounts above the agents, each before those below it: limit, spent, held and left", query=AccountsPage,
     ),
+    admin_route("GET", f"{_ACCOUNTS}/{{account}}", _one_account, "an account, an agent or a session by its path"),
     admin_route(
-        "GET", f"{_ACCOUNTS}/{{account}}", _one_account, AccountDetail,
-        "an account, an agent or a session by its path",
-    ),
-    admin_route(
-        "PUT", f"{_ACCOUNTS}/{{account}}", _set_account, ChangedAccount,
+        "PUT", f"{_ACCOUNTS}/{{account}}", _set_account,
         "set or remove limits of an account or an agent, and its plan: one change", body=NewAccount,
     ),
     admin_route(
-        "DELETE", f"{_ACCOUNTS}/{{account}}", _reset_account, ChangedAccount,
+        "DELETE", f"{_ACCOUNTS}/{{account}}", _reset_account,
         "put an account back to the limits and the plan of the policy",
     ),
     admin_route(
-        "GET", f"{_ACCOUNTS}/{{account}}/holds", _holds, AccountHolds,
+        "GET", f"{_ACCOUNTS}/{{account}}/holds", _holds,
         "open and expired holds of an account and everything below it", query=HoldsPage,
     ),
-    admin_route("GET", _DEFAULTS, _defaults, AccountDefaults, "limits of levels and plans"),
+    admin_route("GET", _DEFAULTS, _defaults, "limits of levels and plans"),
     admin_route(
-        "PUT", f"{_DEFAULTS}/levels/{{level}}", _set_level, AccountDefaults,
+        "PUT", f"{_DEFAULTS}/levels/{{level}}", _set_level,
         "set or remove limits of each account of a level: one change", body=NewAccountLimits,
     ),
     admin_route(
-        "DELETE", f"{_DEFAULTS}/levels/{{level}}", _reset_level, AccountDefaults,
+        "DELETE", f"{_DEFAULTS}/levels/{{level}}", _reset_level,
         "put a level back to the limits of the policy",
     ),
     admin_route(
-        "PUT", f"{_DEFAULTS}/plans/{{plan}}", _set_plan, AccountDefaults,
+        "PUT", f"{_DEFAULTS}/plans/{{plan}}", _set_plan,
         "set or remove limits of a plan: one change", body=NewAccountLimits,
     ),
+    admin_route("DELETE", f"{_DEFAULTS}/plans/{{plan}}", _reset_plan, "put a plan back to the limits of the policy"),
     admin_route(
-        "DELETE", f"{_DEFAULTS}/plans/{{plan}}", _reset_plan, AccountDefaults,
-        "put a plan back to the limits of the policy",
-    ),
-    admin_route(
-        "PUT", "/api/admin/agents/{agent}/account", _set_agent, AgentAccount,
+        "PUT", "/api/admin/agents/{agent}/account", _set_agent,
         "move an agent to an account, or give it a plan", body=NewAgentAccount,
     ),
 )  # fmt: skip

@@ -143,30 +143,27 @@ async def _invite(call: Call, operators: Operators) -> Invitation:
 
 
 ROUTES: Final = (
-    admin_route("GET", "/api/admin/agents", _agents, RegisteredAgents, "all agents, by name", query=AgentsPage),
+    admin_route("GET", "/api/admin/agents", _agents, "all agents, by name", query=AgentsPage),
     admin_route(
-        "POST", "/api/admin/agents", _register, RegisteredByAdmin,
+        "POST", "/api/admin/agents", _register,
         "register an agent, even where registration is closed", body=NewAgent, status=201,
     ),
     admin_route(
-        "POST", "/api/admin/agents/{agent}/token", _rotate, Registered,
+        "POST", "/api/admin/agents/{agent}/token", _rotate,
         "give an agent a new token; the old one stops working",
     ),
-    admin_route("DELETE", "/api/admin/agents/{agent}/token", _revoke, Revoked, "revoke an agent's token"),
+    admin_route("DELETE", "/api/admin/agents/{agent}/token", _revoke, "revoke an agent's token"),
+    admin_route("PUT", "/api/admin/agents/{agent}/block", _block, "deny an agent everything, at once", body=NewBlock),
     admin_route(
-        "PUT", "/api/admin/agents/{agent}/block", _block, BlockedAgent,
-        "deny an agent everything, at once", body=NewBlock,
-    ),
-    admin_route(
-        "DELETE", "/api/admin/agents/{agent}/block", _unblock, BlockedAgent,
+        "DELETE", "/api/admin/agents/{agent}/block", _unblock,
         "hold an agent to its limits again instead of blocking it",
     ),
     admin_route(
-        "POST", "/api/admin/agents/{agent}/disconnect", _disconnect, Disconnected,
+        "POST", "/api/admin/agents/{agent}/disconnect", _disconnect,
         "close an agent's connections to this hub; it may connect again",
     ),
     admin_route(
-        "POST", "/api/admin/invitations", _invite, Invitation,
+        "POST", "/api/admin/invitations", _invite,
         "create an invitation to register", body=NewInvitation, body_required=False, status=201,
     ),
 )  # fmt: skip

@@ -137,21 +137,21 @@ async def _set_log_level(call: Call) -> LogLevel:
 
 ROUTES: Final = (
     Route(
-        "POST", "/api/admin/tasks", "post_admin_push_task", Who.ADMIN, _push_task, Task,
+        "POST", "/api/admin/tasks", "post_admin_push_task", Who.ADMIN, _push_task,
         "add a task for any idle agent", body=NewTask, status=201,
     ),
-    admin_route("GET", "/api/admin/tasks", _tasks, TaskList, "all tasks", query=TaskPage),
-    admin_route("GET", "/api/admin/store", _store, StoreStatus, "whether the store has its data"),
+    admin_route("GET", "/api/admin/tasks", _tasks, "all tasks", query=TaskPage),
+    admin_route("GET", "/api/admin/store", _store, "whether the store has its data"),
     admin_route(
-        "POST", "/api/admin/store/accept", _accept_store, AcceptedStore,
+        "POST", "/api/admin/store/accept", _accept_store,
         "accept a lost store as it is: all agents have to register again", body=AcceptStore,
     ),
     admin_route(
-        "POST", "/api/admin/signals", _write_signal, SignalNumber,
+        "POST", "/api/admin/signals", _write_signal,
         "write a signal of the application, which is not limited", body=NewSignal, status=201,
     ),
     admin_route(
-        "PUT", "/api/admin/log-level", _set_log_level, LogLevel,
+        "PUT", "/api/admin/log-level", _set_log_level,
         "log from another level on, until the hub stops", body=NewLogLevel,
     ),
 )  # fmt: skip

@@ -219,29 +219,20 @@ async def _remove_exempt(call: Call, gate: Gate) -> ExemptAgents:
 
 _LIMITS: Final = "/api/admin/rate-limits"
 ROUTES: Final = (
-    admin_route("GET", _LIMITS, _rate_limits, RateLimits, "all defaults and overrides"),
-    admin_route("PUT", f"{_LIMITS}/defaults", _set_defaults, RateLimits, "change the defaults", body=NewLimits),
+    admin_route("GET", _LIMITS, _rate_limits, "all defaults and overrides"),
+    admin_route("PUT", f"{_LIMITS}/defaults", _set_defaults, "change the defaults", body=NewLimits),
+    admin_route("DELETE", f"{_LIMITS}/defaults", _remove_defaults, "put the defaults back to what the policy says"),
     admin_route(
-        "DELETE", f"{_LIMITS}/defaults", _remove_defaults, RateLimits,
-        "put the defaults back to what the policy says",
-    ),
-    admin_route(
-        "DELETE", f"{_LIMITS}/defaults/{{tier}}", _remove_defaults, RateLimits,
+        "DELETE", f"{_LIMITS}/defaults/{{tier}}", _remove_defaults,
         "put the default of a tier, or of sessions, back to what the policy says",
     ),
+    admin_route("PUT", f"{_LIMITS}/{{agent}}", _set_override, "give an agent limits of its own", body=NewLimits),
+    admin_route("DELETE", f"{_LIMITS}/{{agent}}", _remove_override, "put an agent back to the defaults"),
+    admin_route("GET", f"{_LIMITS}/whitelist", _exempt, "the exempt agents"),
     admin_route(
-        "PUT", f"{_LIMITS}/{{agent}}", _set_override, AgentLimits,
-        "give an agent limits of its own", body=NewLimits,
-    ),
-    admin_route("DELETE", f"{_LIMITS}/{{agent}}", _remove_override, AgentLimits, "put an agent back to the defaults"),
-    admin_route("GET", f"{_LIMITS}/whitelist", _exempt, ExemptAgents, "the exempt agents"),
-    admin_route(
-        "PUT", f"{_LIMITS}/whitelist", _replace_exempt, ChangedExemptAgents,
+        "PUT", f"{_LIMITS}/whitelist", _replace_exempt,
         "replace the list of exempt agents", body=NewExemptAgents,
     ),
-    admin_route("POST", f"{_LIMITS}/whitelist", _add_exempt, ChangedExemptAgents, "exempt an agent", body=NewExemption),
-    admin_route(
-        "DELETE", f"{_LIMITS}/whitelist/{{agent}}", _remove_exempt, ExemptAgents,
-        "hold an agent to its limits again",
-    ),
+    admin_route("POST", f"{_LIMITS}/whitelist", _add_exempt, "exempt an agent", body=NewExemption),
+    admin_route("DELETE", f"{_LIMITS}/whitelist/{{agent}}", _remove_exempt, "hold an agent to its limits again"),
 )  # fmt: skip

@@ -73,12 +73,12 @@ async def _remove_role(call: Call, operators: Operators) -> AgentRole:
 _ADMINS: Final = "/api/admin/admins"
 _ROLE: Final = "/api/admin/agents/{agent}/role"
 ROUTES: Final = (
-    admin_route("GET", _ADMINS, _admins, Admins, "all admins and viewers, and who made them"),
-    admin_route("POST", _ADMINS, _add, AddedAdmin, "register an admin or viewer, by name", body=NewAdmin, status=201),
+    admin_route("GET", _ADMINS, _admins, "all admins and viewers, and who made them"),
+    admin_route("POST", _ADMINS, _add, "register an admin or viewer, by name", body=NewAdmin, status=201),
     admin_route(
-        "DELETE", f"{_ADMINS}/{{agent}}", _remove, RemovedAdmin,
+        "DELETE", f"{_ADMINS}/{{agent}}", _remove,
         "take the role of an admin or viewer away, and revoke its token",
     ),
-    admin_route("PUT", _ROLE, _set_role, AgentRole, "give a registered agent a role", body=NewRole),
-    admin_route("DELETE", _ROLE, _remove_role, AgentRole, "take an agent's role away"),
+    admin_route("PUT", _ROLE, _set_role, "give a registered agent a role", body=NewRole),
+    admin_route("DELETE", _ROLE, _remove_role, "take an agent's role away"),
 )  # fmt: skip

@@ -127,21 +127,15 @@ async def _policy(_call: Call, file: ConfigFile, gate: Gate) -> EffectivePolicy:
 
 ROUTES: Final = (
     admin_route(
-        "GET", "/api/admin/violations", _violations, Violations,
+        "GET", "/api/admin/violations", _violations,
         "agents with violations in the last hour, most violations first",
     ),
-    admin_route("DELETE", "/api/admin/violations/{agent}", _reset_violations, Reset, "forget an agent's violations"),
+    admin_route("DELETE", "/api/admin/violations/{agent}", _reset_violations, "forget an agent's violations"),
     admin_route(
-        "POST", "/api/admin/check", _check, Verdict,
+        "POST", "/api/admin/check", _check,
         "decide a request as if the agent had made it, and count it", body=NewCheck,
     ),
-    admin_route(
-        "GET", "/api/admin/changes", _changes, Changes,
-        "who changed what and when, newest first", query=ChangesPage,
-    ),
-    admin_route(
-        "GET", "/api/admin/policy", _policy, EffectivePolicy,
-        "every value of the policy in effect, and where it comes from",
-    ),
-    admin_route("POST", "/api/admin/reload", _reload, Reloaded, "reload the policy file"),
+    admin_route("GET", "/api/admin/changes", _changes, "who changed what and when, newest first", query=ChangesPage),
+    admin_route("GET", "/api/admin/policy", _policy, "every value of the policy in effect, and where it comes from"),
+    admin_route("POST", "/api/admin/reload", _reload, "reload the policy file"),
 )  # fmt: skip

@@ -77,8 +77,8 @@ async def _totals(call: Call, gate: Gate) -> tuple[date, date, tuple[str, ...], 
 
 ROUTES: Final = (
     admin_route(
-        "GET", "/api/admin/usage", _usage, UsageTotals,
+        "GET", "/api/admin/usage", _usage,
         "what was used, added up by resource and other groups", query=UsageQuery,
     ),
-    admin_route("GET", "/api/admin/usage.csv", _usage_csv, str, "the same as CSV", query=UsageQuery, media=_CSV),
+    admin_route("GET", "/api/admin/usage.csv", _usage_csv, "the same as CSV", query=UsageQuery, media=_CSV),
 )  # fmt: skip

@@ -178,6 +178,4 @@ async def _buckets(gate: Gate, agent: str) -> list[Bucket]:
     return found
 
 
-ROUTES: Final = (
-    Route("GET", "/api/admin/agents/{agent}", "admin", Who.VIEWER, _agent, AgentDetail, "everything about an agent"),
-)
+ROUTES: Final = (Route("GET", "/api/admin/agents/{agent}", "admin", Who.VIEWER, _agent, "everything about an agent"),)

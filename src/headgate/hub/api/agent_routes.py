@@ -247,69 +247,61 @@ async def _signals(call: Call, sessions: SessionLog) -> Signals:
 
 
 ROUTES: Final = (
+    Route("GET", "/api/agents", "get_agents", Who.ANYONE, _agents, "the connected agents, by name", query=AgentPage),
     Route(
-        "GET", "/api/agents", "get_agents", Who.ANYONE, _agents, ConnectedAgents, "the connected agents, by name",
-        query=AgentPage,
+        "GET", "/api/channels", "get_channels", Who.ANYONE, _chat_channels,
+        "the chat channels, by name", query=ChannelPage,
     ),
     Route(
-        "GET", "/api/channels", "get_channels", Who.ANYONE, _chat_channels, ChannelList, "the chat channels, by name",
-        query=ChannelPage,
-    ),
-    Route(
-        "POST", "/api/onboard/register", "post_onboard_register", Who.ANYONE, _register, Registered,
+        "POST", "/api/onboard/register", "post_onboard_register", Who.ANYONE, _register,
         "register an agent and get its token", body=Register, status=201,
     ),
+    Route("POST", "/api/onboard/rotate", "post_onboard_rotate", Who.AGENT, _rotate, "replace the token by a new one"),
+    Route("POST", "/api/onboard/revoke", "post_onboard_revoke", Who.AGENT, _revoke, "give up the token for good"),
     Route(
-        "POST", "/api/onboard/rotate", "post_onboard_rotate", Who.AGENT, _rotate, Registered,
-        "replace the token by a new one",
-    ),
-    Route(
-        "POST", "/api/onboard/revoke", "post_onboard_revoke", Who.AGENT, _revoke, Revoked, "give up the token for good"
-    ),
-    Route(
-        "POST", "/api/messages", "post_message", Who.AGENT, _send_message, SentMessage,
+        "POST", "/api/messages", "post_message", Who.AGENT, _send_message,
         "send a message to another agent", body=NewMessage,
     ),
     Route(
-        "GET", "/api/mailbox", "get_mailbox", Who.AGENT, _mailbox, Mailbox, "the messages in the mailbox, oldest first",
-        query=MailPage,
+        "GET", "/api/mailbox", "get_mailbox", Who.AGENT, _mailbox,
+        "the messages in the mailbox, oldest first", query=MailPage,
     ),
     Route(
-        "POST", "/api/mailbox/ack", "post_mailbox_ack", Who.AGENT, _acknowledge, Acknowledged,
+        "POST", "/api/mailbox/ack", "post_mailbox_ack", Who.AGENT, _acknowledge,
         "delete messages from the mailbox", body=Acknowledge,
     ),
     Route(
-        "POST", "/api/channels", "post_channel", Who.AGENT, _create_chat_channel, ChannelInfo, "create a chat channel",
-        body=NewChannel, status=201,
+        "POST", "/api/channels", "post_channel", Who.AGENT, _create_chat_channel,
+        "create a chat channel", body=NewChannel, status=201,
     ),
-    Route("GET", "/api/channels/{name}", "get_channel_info", Who.AGENT, _chat_channel, ChannelInfo, "one chat channel"),
+    Route("GET", "/api/channels/{name}", "get_channel_info", Who.AGENT, _chat_channel, "one chat channel"),
     Route(
-        "DELETE", "/api/channels/{name}", "delete_channel", Who.PROGRAM, _delete_chat_channel, DeletedChannel,
+        "DELETE", "/api/channels/{name}", "delete_channel", Who.PROGRAM, _delete_chat_channel,
         "delete a chat channel with its messages: its creator or the admin",
     ),
     Route(
-        "GET", "/api/channels/{name}/messages", "get_messages", Who.AGENT, _history, Messages,
+        "GET", "/api/channels/{name}/messages", "get_messages", Who.AGENT, _history,
         "the newest messages of a chat channel, oldest first", query=Page,
     ),
     Route(
-        "POST", "/api/channels/{name}/publish", "post_channel_publish", Who.AGENT, _publish, PostNumber,
+        "POST", "/api/channels/{name}/publish", "post_channel_publish", Who.AGENT, _publish,
         "publish a message to all subscribers", body=NewPost, status=201,
     ),
     Route(
-        "POST", "/api/tasks", "post_task", Who.AGENT, _add_task, Task, "queue a task for an idle agent",
-        body=NewTask, status=201,
+        "POST", "/api/tasks", "post_task", Who.AGENT, _add_task,
+        "queue a task for an idle agent", body=NewTask, status=201,
     ),
     Route(
-        "GET", "/api/tasks", "get_tasks", Who.AGENT, _tasks, TaskList,
+        "GET", "/api/tasks", "get_tasks", Who.AGENT, _tasks,
         "the tasks that the agent created or holds, newest first", query=TaskPage,
     ),
-    Route("GET", "/api/tasks/{id}", "get_task_detail", Who.AGENT, _task, Task, "one task"),
+    Route("GET", "/api/tasks/{id}", "get_task_detail", Who.AGENT, _task, "one task"),
     Route(
-        "GET", "/api/signals", "get_signals", Who.AGENT, _signals, Signals,
+        "GET", "/api/signals", "get_signals", Who.AGENT, _signals,
         "the signals about the agent that belong to no session, oldest first", query=Page,
     ),
     Route(
-        "GET", "/api/sessions/{session}/signals", "get_signals", Who.AGENT, _signals, Signals,
+        "GET", "/api/sessions/{session}/signals", "get_signals", Who.AGENT, _signals,
         "the log of a session, oldest first", query=Page,
     ),
 )  # fmt: skip

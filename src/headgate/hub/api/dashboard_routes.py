@@ -76,7 +76,7 @@ def _file(path: str, name: str, about: str) -> Route:
     async def handler(_call: Call) -> ApiResponse:
         return response
 
-    return Route("GET", path, "get_dashboard", Who.PROBE, handler, str, about, media=media)
+    return Route("GET", path, "get_dashboard", Who.PROBE, handler, about, media=media)
 
 
 def _redirect(path: str, where: bytes, about: str) -> Route:
@@ -85,20 +85,20 @@ def _redirect(path: str, where: bytes, about: str) -> Route:
     async def handler(_call: Call) -> ApiResponse:
         return ApiResponse(307, b"", [(b"location", where)], "text/plain")
 
-    return Route("GET", path, "get_dashboard", Who.PROBE, handler, str, about, status=307, media="text/plain")
+    return Route("GET", path, "get_dashboard", Who.PROBE, handler, about, status=307, media="text/plain")
 
 
 ROUTES: Final = (
     Route(
-        "GET", "/api/dashboard/state", DASHBOARD_STATE, Who.VIEWER, _state, DashboardState,
+        "GET", "/api/dashboard/state", DASHBOARD_STATE, Who.VIEWER, _state,
         "the state that a dashboard shows", query=DashboardQuery,
     ),
     Route(
-        "GET", "/api/admin/alerts", "admin", Who.VIEWER, _alerts, AlertList,
+        "GET", "/api/admin/alerts", "admin", Who.VIEWER, _alerts,
         "all open alerts and the last resolved ones, newest first", query=AlertsQuery,
     ),
     Route(
-        "GET", "/api/admin/addresses", "admin", Who.VIEWER, _addresses, DeniedAddresses,
+        "GET", "/api/admin/addresses", "admin", Who.VIEWER, _addresses,
         "addresses that were denied in the last hour, most denials first",
     ),
     _redirect("/", b"dashboard", "redirects to the dashboard"),

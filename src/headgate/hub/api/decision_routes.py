@@ -68,9 +68,9 @@ async def _reset(call: Call, windows: RateLimiter, shares: CounterShares) -> Cou
 _PATH: Final = "/v1/counters/{key}"
 ROUTES: Final = (
     Route(
-        "POST", "/v1/check", "post_check", Who.PROGRAM, _check, RateLimitResult,
+        "POST", "/v1/check", "post_check", Who.PROGRAM, _check,
         "check a request, and count it if it passes", body=Check,
     ),
-    Route("GET", _PATH, "get_counter", Who.PROGRAM, _counter, CounterValue, "the present count", query=CounterQuery),
-    Route("DELETE", _PATH, "delete_counter", Who.PROGRAM, _reset, CounterReset, "reset the count"),
+    Route("GET", _PATH, "get_counter", Who.PROGRAM, _counter, "the present count", query=CounterQuery),
+    Route("DELETE", _PATH, "delete_counter", Who.PROGRAM, _reset, "reset the count"),
 )  # fmt: skip

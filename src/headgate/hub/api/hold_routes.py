@@ -345,27 +345,24 @@ async def _account(call: Call, gate: Gate) -> CallerAccount:
 _PATH: Final = "/v1/holds/{id}"
 ROUTES: Final = (
     Route(
-        "POST", "/v1/holds", "post_hold", Who.PROGRAM, _hold, HoldDetail,
+        "POST", "/v1/holds", "post_hold", Who.PROGRAM, _hold,
         "reserve on all accounts above an agent, or nowhere", body=NewHold, status=201, denial=HoldDenied,
     ),
+    Route("GET", _PATH, "get_hold", Who.PROGRAM, _get, "a hold of the caller", query=ForAgent, denial=HoldDenied),
     Route(
-        "GET", _PATH, "get_hold", Who.PROGRAM, _get, HoldDetail, "a hold of the caller", query=ForAgent,
-        denial=HoldDenied,
-    ),
-    Route(
-        "POST", f"{_PATH}/settle", "post_hold_settle", Who.PROGRAM, _settle, HoldDetail,
+        "POST", f"{_PATH}/settle", "post_hold_settle", Who.PROGRAM, _settle,
         "end a hold, and count what was used", body=Settlement, query=ForAgent, denial=HoldDenied, body_required=False,
     ),
     Route(
-        "POST", f"{_PATH}/extend", "post_hold_extend", Who.PROGRAM, _extend, HoldDetail,
+        "POST", f"{_PATH}/extend", "post_hold_extend", Who.PROGRAM, _extend,
         "reserve more, or let the lease end later", body=Extension, query=ForAgent, denial=HoldDenied,
     ),
     Route(
-        "POST", f"{_PATH}/cancel", "post_hold_cancel", Who.PROGRAM, _cancel, HoldDetail,
+        "POST", f"{_PATH}/cancel", "post_hold_cancel", Who.PROGRAM, _cancel,
         "end a hold, and give back all that it has reserved", query=ForAgent, denial=HoldDenied,
     ),
     Route(
-        "GET", "/v1/accounts/{path}", "get_account", Who.PROGRAM, _account, CallerAccount,
+        "GET", "/v1/accounts/{path}", "get_account", Who.PROGRAM, _account,
         "an account on the caller's path: its limits, and what is spent, held and left", query=AccountQuery,
     ),
 )  # fmt: skip

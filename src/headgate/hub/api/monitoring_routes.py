@@ -88,13 +88,13 @@ async def _prometheus(_call: Call, sources: MetricSources) -> ApiResponse:
 
 
 ROUTES: Final = (
-    Route("GET", "/health", "get_health", Who.PROBE, _health, HealthStatus, "the hub's health"),
-    Route("GET", "/api/health", "get_health", Who.PROBE, _health, HealthStatus, "the hub's health"),
-    Route("GET", "/live", "get_health", Who.PROBE, _live, dict[str, str], "whether the process is alive"),
-    Route("GET", "/ready", "get_health", Who.PROBE, _ready, dict[str, str], "whether the hub takes work"),
-    Route("GET", "/api/metrics", "get_metrics", Who.ANYONE, _metrics, Metrics, "the hub's counters"),
+    Route("GET", "/health", "get_health", Who.PROBE, _health, "the hub's health"),
+    Route("GET", "/api/health", "get_health", Who.PROBE, _health, "the hub's health"),
+    Route("GET", "/live", "get_health", Who.PROBE, _live, "whether the process is alive"),
+    Route("GET", "/ready", "get_health", Who.PROBE, _ready, "whether the hub takes work"),
+    Route("GET", "/api/metrics", "get_metrics", Who.ANYONE, _metrics, "the hub's counters"),
     Route(
-        "GET", "/metrics", "get_metrics", Who.ANYONE, _prometheus, str, "all metrics, for Prometheus",
-        media=metrics.MEDIA,
+        "GET", "/metrics", "get_metrics", Who.ANYONE, _prometheus,
+        "all metrics, for Prometheus", media=metrics.MEDIA,
     ),
 )  # fmt: skip

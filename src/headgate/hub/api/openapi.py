@@ -100,6 +100,6 @@ async def _schemas(_call: Call) -> dict[str, Any]:
 
 
 ROUTES: Final = (
-    Route("GET", "/openapi.json", "get_schemas", Who.ANYONE, _openapi, dict[str, Any], "this document"),
-    Route("GET", "/api/schemas", "get_schemas", Who.ANYONE, _schemas, dict[str, Any], "JSON Schemas of all frames"),
+    Route("GET", "/openapi.json", "get_schemas", Who.ANYONE, _openapi, "this document"),
+    Route("GET", "/api/schemas", "get_schemas", Who.ANYONE, _schemas, "JSON Schemas of all frames"),
 )

@@ -9,12 +9,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
-from typing import Any, Final, TypeAlias
+from types import UnionType
+from typing import Any, Final, TypeAlias, get_args
 from urllib.parse import unquote_to_bytes
 
 from msgspec import Struct
 
 from headgate.hub.agents.operators import Holder
+from headgate.hub.api.responses import ApiResponse
 
 
 class Who(Enum):
@@ -76,8 +78,6 @@ class Route:
     """The action that the gate counts it as, on channel `http`."""
     who: Who
     handler: Handler
-    answer: Any
-    """The type of the response's body."""
     about: str
     body: Any = None
     """The type of the request's body, if it has one."""
@@ -95,10 +95,18 @@ class Route:
         """The names of the path's named parts."""
         return [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
 
+    @property
+    def answer(self) -> Any:
+        """The type of the response's body, by what the handler returns: text, if that is always an `ApiResponse`."""
+        returned = inspect.signature(self.handler).return_annotation
+        if returned is ApiResponse:
+            return str
+        return get_args(returned)[0] if isinstance(returned, UnionType) else returned
 
-def admin_route(method: str, path: str, handler: Handler, answer: Any, about: str, **more: Any) -> Route:
+
+def admin_route(method: str, path: str, handler: Handler, about: str, **more: Any) -> Route:
     """A route for admins. All of them are the same action."""
-    return Route(method, path, "admin", Who.ADMIN, handler, answer, about, **more)
+    return Route(method, path, "admin", Who.ADMIN, handler, about, **more)
 
 
 def bind(routes: Iterable[Route], parts: Sequence[object]) -> list[Route]:
