@@ -30,7 +30,7 @@ MAX_STRANGERS_FRAME: Final = 8192
 """Bytes of a frame before the agent has identified: enough for any name and token."""
 
 _SESSION: Final = "session"  # stands for a tier, where a session's own limit denies
-_ACTIONS: Final = {kind: frames.tag_of(kind) for kind in frames.AnyClientFrame.__args__}
+_ACTIONS: Final = {kind: frames.tag_of(kind) for kind in frames.CLIENT_FRAMES}
 
 
 class _AgentConnection:
@@ -173,7 +173,7 @@ class AgentSockets:
             deadline.cancel()
         return False
 
-    async def _try_identify(self, connection: _AgentConnection, frame: frames.AnyClientFrame) -> bool:
+    async def _try_identify(self, connection: _AgentConnection, frame: frames.ClientFrame) -> bool:
         """Handle a frame of an unknown agent; whether the agent is known now."""
         if not isinstance(frame, frames.Identify):
             await connection.refuse_invalid(frame.id, "not_identified", "identify first")
@@ -224,7 +224,7 @@ class AgentSockets:
 
     # Every frame -----------------------------------------------------------------------------------------------------
 
-    async def _decode(self, connection: _AgentConnection, text: str | bytes) -> frames.AnyClientFrame | None:
+    async def _decode(self, connection: _AgentConnection, text: str | bytes) -> frames.ClientFrame | None:
         """A valid frame; an invalid one is answered."""
         most = self._max_frame if connection.agent else MAX_STRANGERS_FRAME
         if isinstance(text, bytes):
@@ -238,7 +238,7 @@ class AgentSockets:
                 await connection.refuse_invalid(frames.id_in(text), error.error, error.detail)
         return None
 
-    async def _admit(self, connection: _AgentConnection, frame: frames.AnyClientFrame) -> bool:
+    async def _admit(self, connection: _AgentConnection, frame: frames.ClientFrame) -> bool:
         """Whether the gate lets a frame pass; the agent gets a denial, or a warning if little is left."""
         if isinstance(frame, frames.SessionSignal):  # the session has a limit of its own
             return await self._admit_signal(connection, frame)
@@ -273,7 +273,7 @@ class AgentSockets:
         connection.flood.passed()
         return True
 
-    async def _handle(self, connection: _AgentConnection, frame: frames.AnyClientFrame) -> None:
+    async def _handle(self, connection: _AgentConnection, frame: frames.ClientFrame) -> None:
         try:
             answer = await _HANDLERS[type(frame)](self, connection, frame)
         except Exception as error:  # noqa: BLE001 - the agent gets an answer; the log has the details

@@ -3,7 +3,9 @@
 A frame of an agent may carry an `id`; every frame that answers it has the same one.
 """
 
-from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -178,26 +180,7 @@ class SessionClose(ClientFrame, tag="session_close"):
     session: SessionId
 
 
-AnyClientFrame: TypeAlias = (
-    Identify
-    | Ping
-    | Status
-    | ListAgents
-    | ListChannels
-    | ChannelHistory
-    | SendMessage
-    | ChannelPublish
-    | ChannelSubscribe
-    | ChannelUnsubscribe
-    | TaskAccepted
-    | TaskProgress
-    | TaskComplete
-    | TaskFailed
-    | TaskRecovering
-    | SessionOpen
-    | SessionSignal
-    | SessionClose
-)
+CLIENT_FRAMES: Final = tuple(ClientFrame.__subclasses__())
 
 
 class Signal(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -374,30 +357,7 @@ class GoingAway(ServerFrame, tag="going_away"):
     retry_after_ms: int
 
 
-AnyServerFrame: TypeAlias = (
-    Identified
-    | Pong
-    | AgentStatus
-    | Agents
-    | Channels
-    | History
-    | MessageSent
-    | Message
-    | Published
-    | ChannelMessage
-    | Lagged
-    | Subscribed
-    | Unsubscribed
-    | TaskAssigned
-    | TaskUpdated
-    | SessionOpened
-    | SignalLogged
-    | SessionClosedFrame
-    | Problem
-    | RateLimitedFrame
-    | RateLimitWarning
-    | GoingAway
-)
+SERVER_FRAMES: Final = tuple(ServerFrame.__subclasses__())
 
 
 # Decoding and encoding ------------------------------------------------------------------------------------------------
@@ -410,7 +370,7 @@ def tag_of(frame: type[Struct]) -> str:
     return tag
 
 
-TYPES: Final = tuple(tag_of(kind) for kind in get_args(AnyClientFrame))
+TYPES: Final = tuple(tag_of(kind) for kind in CLIENT_FRAMES)
 """The types of all frames that agents may send."""
 
 
@@ -418,7 +378,7 @@ class _WithId(Struct):
     id: MaybeId = UNSET
 
 
-_frames: Final = msgspec.json.Decoder(AnyClientFrame)
+_frames: Final = msgspec.json.Decoder(reduce(or_, CLIENT_FRAMES))  # any of them
 _ids: Final = msgspec.json.Decoder(_WithId)
 _signals: Final = msgspec.json.Decoder(Signal)
 _encoder: Final = msgspec.json.Encoder()
@@ -427,10 +387,10 @@ MALFORMED: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 """The errors of decoding."""
 
 
-def decode(text: str) -> AnyClientFrame:
+def decode(text: str) -> ClientFrame:
     """A frame of an agent."""
     try:
-        frame: AnyClientFrame = _frames.decode(text)
+        frame = _frames.decode(text)
     except MALFORMED as error:
         detail = explain(error)
         if detail.endswith("at `$.type`"):
@@ -473,10 +433,10 @@ def explain(error: Exception) -> str:
 
 def schemas() -> dict[str, Any]:
     """JSON Schemas of all frames, by which they are validated."""
-    agents, hub = get_args(AnyClientFrame), get_args(AnyServerFrame)
-    found, parts = msgspec.json.schema_components((*agents, *hub, Signal), ref_template="#/$defs/{name}")
-    own = {tag_of(kind): schema for kind, schema in zip(agents, found, strict=False)}
-    sent = {tag_of(kind): schema for kind, schema in zip(hub, found[len(agents) :], strict=False)}
+    kinds = (*CLIENT_FRAMES, *SERVER_FRAMES, Signal)
+    found, parts = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
+    own = {tag_of(kind): schema for kind, schema in zip(CLIENT_FRAMES, found, strict=False)}
+    sent = {tag_of(kind): schema for kind, schema in zip(SERVER_FRAMES, found[len(CLIENT_FRAMES) :], strict=False)}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "from_agents": own,
