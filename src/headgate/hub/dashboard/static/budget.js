@@ -1,7 +1,7 @@
 // How a limit of an account is shown, wherever it is. Amounts are decimals, which the hub sends as text.
 
-import { setAttribute, timeText } from "./dom.js";
-import { drawBar, level, percent } from "./state.js";
+import { timeText } from "./dom.js";
+import { drawMeter, percent } from "./state.js";
 
 const amounts = new Intl.NumberFormat("en", { maximumFractionDigits: 9 }); // as many as a unit can have
 const UNITS = 1e6; // in which shares are compared: no unit has more decimals that matter
@@ -21,10 +21,7 @@ export function budgetOf({ resource, tool, amount, left, limit }) {
 /** Draw the bar of a limit, and return its share in words. */
 export function drawBudget(meter, budget) {
   const used = `${percent(budget)} %`;
-  setAttribute(meter, "data-level", level(budget));
-  setAttribute(meter, "aria-valuenow", percent(budget));
-  setAttribute(meter, "aria-valuetext", `${used} of ${budget.limit} used, ${amountText(budget.left)} left`);
-  drawBar(meter, budget);
+  drawMeter(meter, budget, `${used} of ${budget.limit} used, ${amountText(budget.left)} left`);
   return used;
 }
 

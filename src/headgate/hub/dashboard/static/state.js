@@ -65,15 +65,11 @@ export function shortUsage(usage) {
   return isCounted(usage) ? `${percent(usage)} %` : usedText(usage);
 }
 
-export function drawMeter(meter, usage) {
+/** Draw a bar that is as wide as the share that is used; `text` says the same. */
+export function drawMeter(meter, usage, text = usageText(usage)) {
   setAttribute(meter, "data-level", usage ? level(usage) : "none");
   setAttribute(meter, "aria-valuenow", usage ? percent(usage) : 0);
-  setAttribute(meter, "aria-valuetext", usageText(usage));
-  drawBar(meter, usage);
-}
-
-/** The bar of a meter, as wide as the share that is used. */
-export function drawBar(meter, usage) {
+  setAttribute(meter, "aria-valuetext", text);
   const share = usage ? (usage.capacity ? 1 - usage.remaining / usage.capacity : 1) : 0;
   const wide = `${Math.round(share * 1000) / 10}%`;
   const bar = meter.firstElementChild;
