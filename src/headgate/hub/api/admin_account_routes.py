@@ -272,6 +272,7 @@ def _limit_status(one: LimitStatus, source: str) -> AccountLimitStatus:
 
 _Limit: TypeAlias = tuple[str, str | None, str | None]
 """Resource, limit and tool."""
+_Limits: TypeAlias = Mapping[LimitKey, AccountLimit]
 
 
 def _limits(body: dict[str, Any], accounts: Accounts, *, plan: bool = False) -> list[_Limit]:
@@ -303,7 +304,7 @@ def _text(where: str, resource: str, given: Any, accounts: Accounts) -> str:
     return "; ".join(texts)
 
 
-def _changed_limits(limits: Mapping[LimitKey, AccountLimit], filed: Mapping[LimitKey, AccountLimit]) -> list[LimitKey]:
+def _changed_limits(limits: _Limits, filed: _Limits) -> list[LimitKey]:
     """What differs from the policy."""
     return [key for key, limit in limits.items() if filed.get(key) != limit]
 
@@ -330,42 +331,28 @@ async def _defaults(_call: Call, gate: Gate) -> AccountDefaults:
     )
 
 
-async def _set_level(call: Call, gate: Gate) -> AccountDefaults:
-    level = gate.effective.accounts.check_level("level", call.parts["level"])
-    return await _set_defaults(call, gate, partial(level_limit, level))
-
-
-async def _set_plan(call: Call, gate: Gate) -> AccountDefaults:
-    plan = gate.effective.accounts.check_plan("plan", call.parts["plan"])
-    return await _set_defaults(call, gate, partial(plan_limit, plan))
-
-
-async def _set_defaults(call: Call, gate: Gate, edit: Callable[..., Edit]) -> AccountDefaults:
+async def _set_defaults(call: Call, gate: Gate) -> AccountDefaults:
+    edit, _, _ = _changeable(call, gate)
     edits = [edit(*one) for one in _limits(call.body, gate.effective.accounts)]
     _expect_edits(edits)
     await gate.achange(edits, by=call.by)
     return await _defaults(call, gate)
 
 
-async def _reset_level(call: Call, gate: Gate) -> AccountDefaults:
-    accounts = gate.effective.accounts
-    level = accounts.check_level("level", call.parts["level"])
-    own, filed = accounts.defaults.get(level, {}), gate.policy.accounts.defaults.get(level, {})
-    return await _reset_defaults(call, gate, partial(level_limit, level), _changed_limits(own, filed))
-
-
-async def _reset_plan(call: Call, gate: Gate) -> AccountDefaults:
-    accounts = gate.effective.accounts
-    plan = accounts.check_plan("plan", call.parts["plan"])
-    changed = _changed_limits(accounts.plans[plan], gate.policy.accounts.plans[plan])
-    return await _reset_defaults(call, gate, partial(plan_limit, plan), changed)
-
-
-async def _reset_defaults(
-    call: Call, gate: Gate, edit: Callable[..., Edit], changed: list[LimitKey]
-) -> AccountDefaults:
-    await gate.achange([edit(resource, None, tool) for resource, tool in changed], by=call.by)
+async def _reset_defaults(call: Call, gate: Gate) -> AccountDefaults:
+    edit, own, filed = _changeable(call, gate)
+    await gate.achange([edit(resource, None, tool) for resource, tool in _changed_limits(own, filed)], by=call.by)
     return await _defaults(call, gate)
+
+
+def _changeable(call: Call, gate: Gate) -> tuple[Callable[..., Edit], _Limits, _Limits]:
+    """What edits the level or the plan in a path, its limits, and those that the policy gives it."""
+    accounts, filed = gate.effective.accounts, gate.policy.accounts
+    if "level" in call.parts:
+        level = accounts.check_level("level", call.parts["level"])
+        return partial(level_limit, level), accounts.defaults.get(level, {}), filed.defaults.get(level, {})
+    plan = accounts.check_plan("plan", call.parts["plan"])
+    return partial(plan_limit, plan), accounts.plans[plan], filed.plans[plan]
 
 
 # Agents ---------------------------------------------------------------------------------------------------------------
@@ -422,18 +409,21 @@ ROUTES: Final = (
     ),
     admin_route("GET", _DEFAULTS, _defaults, "limits of levels and plans"),
     admin_route(
-        "PUT", f"{_DEFAULTS}/levels/{{level}}", _set_level,
+        "PUT", f"{_DEFAULTS}/levels/{{level}}", _set_defaults,
         "set or remove limits of each account of a level: one change", body=NewAccountLimits,
     ),
     admin_route(
-        "DELETE", f"{_DEFAULTS}/levels/{{level}}", _reset_level,
+        "DELETE", f"{_DEFAULTS}/levels/{{level}}", _reset_defaults,
         "put a level back to the limits of the policy",
     ),
     admin_route(
-        "PUT", f"{_DEFAULTS}/plans/{{plan}}", _set_plan,
+        "PUT", f"{_DEFAULTS}/plans/{{plan}}", _set_defaults,
         "set or remove limits of a plan: one change", body=NewAccountLimits,
     ),
-    admin_route("DELETE", f"{_DEFAULTS}/plans/{{plan}}", _reset_plan, "put a plan back to the limits of the policy"),
+    admin_route(
+        "DELETE", f"{_DEFAULTS}/plans/{{plan}}", _reset_defaults,
+        "put a plan back to the limits of the policy",
+    ),
     admin_route(
         "PUT", "/api/admin/agents/{agent}/account", _set_agent,
         "move an agent to an account, or give it a plan", body=NewAgentAccount,
