@@ -162,7 +162,7 @@ class _RecordParser(LogParser):
 
     def _request(self, get: Callable[[str], Any]) -> LoggedRequest:
         """Build the request of a line, from a function that returns its fields."""
-        request = self._time(get("time")), self._agent(get("agent")), self._tiers(get), self._cost(get("cost"))
+        request = self._time(get("time")), self._agent(get), self._tiers(get), self._cost(get("cost"))
         costs = self._costs(get("costs"))
         if costs is None:
             return (*request, None)
@@ -183,14 +183,11 @@ class _RecordParser(LogParser):
             raise _Malformed(_TIME)
         return at
 
-    def _agent(self, value: Any) -> str:
-        if isinstance(value, int) and not isinstance(value, bool):
-            value = str(value)
-        if value is None or value == "":
+    def _agent(self, get: Callable[[str], Any]) -> str:
+        name = self._name("agent", get, MAX_AGENT)
+        if name is None:
             raise self._missing("agent")
-        if not isinstance(value, str) or len(value) > MAX_AGENT or not value.isprintable():
-            raise _Malformed(_NAME)
-        return value
+        return name
 
     def _tiers(self, get: Callable[[str], Any]) -> TierReplays:
         channel, tier, action = get("channel") or self.options.channel, get("tier") or None, get("action") or None
@@ -227,14 +224,14 @@ class _RecordParser(LogParser):
             raise _Malformed(_COSTS)
         return {str(name): _amount(amount) for name, amount in value.items()}
 
-    def _name(self, what: str, get: Callable[[str], Any]) -> str | None:
+    def _name(self, what: str, get: Callable[[str], Any], most: int = MAX_ACCOUNT) -> str | None:
         value = get(what)
         if value is None or value == "":
             return None
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
-        if not isinstance(value, str) or len(value) > MAX_ACCOUNT or not value.isprintable():
-            raise _Malformed(f"{what}: expected 1 to {MAX_ACCOUNT} printable characters")
+        if not isinstance(value, str) or len(value) > most or not value.isprintable():
+            raise _Malformed(f"{what}: expected 1 to {most} printable characters")
         return value
 
 
