@@ -5,6 +5,7 @@ import json
 import re
 import socket
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -269,6 +270,28 @@ def test_a_token_that_is_revoked_while_its_hold_waits_gets_nothing(tenant: Tenan
     assert not queues.queues
     assert tenant.admin.post(f"/v1/holds/{held[0]}/settle", params=query).status_code == 200
     assert tenant.admin.get("/v1/holds/waited", params=query).status_code == 404
+
+
+def test_the_store_is_asked_once_for_a_hold_that_waits_after_a_revocation(
+    tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, calls = tenant.hub.hub, Counter[str]()
+
+    def count(part: object, name: str) -> None:
+        method = getattr(part, name)
+        monkeypatch.setattr(part, name, lambda *given: (calls.update([name]), method(*given))[1])
+
+    held = [hold(tenant.planner, {})["id"] for _ in range(3)]
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(tenant.planner.post, "/v1/holds", json={"timeout": 30})
+        wait_for(lambda: hub.gate._hold_queues.queues, "the hold to wait")
+        assert tenant.admin.delete("/api/admin/agents/stranger/token").status_code == 200
+        count(hub.operators, "present")
+        count(hub.registry, "owner")
+        wait_for(lambda: calls["present"] >= 3, "it to be admitted again and again")
+        assert calls["owner"] <= 1
+        assert tenant.admin.post(f"/v1/holds/{held[0]}/settle", params={"agent": "planner"}).status_code == 200
+        assert waiting.result(PATIENCE).status_code == 201
 
 
 def test_a_hub_that_stops_answers_those_who_wait(tenant: Tenant) -> None:

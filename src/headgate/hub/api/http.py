@@ -6,7 +6,7 @@ An agent whose token is rotated or revoked before the handler runs is refused.
 import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -122,7 +122,7 @@ class Api:
         if caller is not ANONYMOUS:  # the body may have taken half a minute
             caller = await self._authenticate_again(caller, route, revocations, address)
         by = f"{caller.name or caller.role} at {address}" if caller.role else caller.agent
-        admit_again = partial(self._authenticate_again, caller, route, revocations, address)
+        admit_again = self._admit_again(caller, route, revocations, address)
         hung_up = partial(_hung_up, receive)
         call = Call(caller=caller, by=by, parts=parts, query=query, body=body, hung_up=hung_up, admit_again=admit_again)
         answer = await route.handler(call)
@@ -169,6 +169,20 @@ class Api:
         if not self._is_public(route.action):
             _expect(present, route.who)
         return present
+
+    def _admit_again(
+        self, caller: Holder, route: Route, revocations: int, address: str
+    ) -> Callable[[], Coroutine[Any, Any, None]]:
+        """Authenticates a caller again, as often as it is called. The store is asked once after each revocation."""
+        known = revocations
+
+        async def admit() -> None:
+            nonlocal known
+            now = self._registry.revocations  # before the store is asked: there may be others meanwhile
+            await self._authenticate_again(caller, route, known, address)
+            known = now
+
+        return admit
 
     def _is_public(self, action: str) -> bool:
         return self._public_dashboard and action == DASHBOARD_STATE

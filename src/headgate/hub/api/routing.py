@@ -43,7 +43,7 @@ class Call:
     body: Any
     hung_up: Callable[[], Coroutine[Any, Any, None]]
     """Ends when the caller has hung up."""
-    admit_again: Callable[[], Coroutine[Any, Any, object]]
+    admit_again: Callable[[], Coroutine[Any, Any, None]]
     """Raises the answer for a caller whose token or role has become invalid since it was admitted."""
 
     @property
