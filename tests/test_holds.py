@@ -551,6 +551,15 @@ def test_a_timeout_waits_in_line(clock: ManualClock) -> None:
     assert granted[1].state == "denied"
 
 
+@pytest.mark.parametrize("timeout", [False, True, "soon", -1])
+def test_a_timeout_that_is_no_time_is_refused(clock: ManualClock, timeout: Any) -> None:
+    limiter = make("10/day", clock)
+    for verb in (limiter.hold, limiter.acquire):
+        with pytest.raises(InvalidInput, match="timeout: expected"):
+            verb("a", timeout=timeout)
+    assert left(limiter) == 10
+
+
 @pytest.mark.parametrize("zero", [0, 0.0, Decimal(0), Fraction(0)])
 def test_a_timeout_of_zero_asks_once_whoever_waits(clock: ManualClock, zero: Any) -> None:
     limiter = make("10/day; 1 in flight", clock)
@@ -674,20 +683,26 @@ def test_a_pending_hold_has_one_block(clock: ManualClock) -> None:
     assert left(limiter) == 5
 
 
-def test_a_slot_that_another_limiter_frees_is_found(clock: ManualClock) -> None:
+@pytest.mark.parametrize("limit", ["1 in flight", "10 usd/calendar day", "10/day", "10/day sliding"])
+@pytest.mark.parametrize("end", ["cancelled by another limiter", "its lease ends"])
+def test_what_comes_back_is_seen_by_a_hold_that_waits(clock: ManualClock, limit: str, end: str) -> None:
     store = MemoryStore(clock=clock)
-    one, other = Limiter("1 in flight", store=store), Limiter("1 in flight", store=store)
-    held = one.hold("a", lease=600)
+    one, other = Limiter(limit, store=store), Limiter(limit, store=store)
+    cost = 1 if limit == "1 in flight" else 10
+    began = clock.now()
+    held = one.hold("a", cost, lease=600 if end.startswith("cancelled") else 1, on_expiry="release")
     granted: list[Hold] = []
     thread = threading.Thread(target=lambda: granted.append(other.hold("a", timeout=100)))
     thread.start()
     while not other.waiting("a"):
         thread.join(0.01)
-    held.settle()
+    if end.startswith("cancelled"):
+        held.cancel()
     while thread.is_alive():
         clock.advance(0.25)
         thread.join(0.01)
     assert granted[0]
+    assert clock.now() - began < 90 * 1_000_000  # not at the end of its time
 
 
 class Resources:

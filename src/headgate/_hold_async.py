@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from headgate.errors import HoldError, StoreError, UnknownHold
 from headgate.stores.base import Verb
-from headgate.wait_queue import WaitQueues, aacquire, is_zero
+from headgate.wait_queue import WaitQueues, aacquire
 
 if TYPE_CHECKING:
     from headgate._hold_hot import Hold
@@ -19,6 +19,8 @@ H = TypeVar("H", bound="Hold")
 
 async def ask(attempt: "HoldAttempt[Any]") -> "Decision":
     denial = attempt._begin()
+    if denial is None and attempt.offence is not None:
+        denial = attempt.denial_until(await attempt._store.astanding(attempt.offence))
     if denial is not None:
         return denial
     try:
@@ -35,10 +37,10 @@ async def _give_back(attempt: "HoldAttempt[Any]") -> None:
 
 
 async def run(attempt: "HoldAttempt[H]", queues: WaitQueues, key: str, timeout: object) -> H:
-    if is_zero(timeout) or not attempt.waits:
+    if not attempt.may_wait(timeout):
         return await _finish(attempt, await ask(attempt))
-    clock = attempt._store.clock
-    decision = await aacquire(queues, key, clock, timeout, attempt.aperform, recheck=attempt.recheck)
+    clock, groups = attempt._store.clock, attempt.groups
+    decision = await aacquire(queues, key, clock, timeout, attempt.aperform, recheck=True, groups=groups)
     return await _finish(attempt, decision)
 
 
@@ -46,7 +48,7 @@ async def perform(attempt: "HoldAttempt[Any]", verb: Verb) -> "Decision":
     if verb is Verb.CHECK:
         return await ask(attempt)
     asks, low, _ = attempt._arguments()
-    return await attempt._store.aapply(verb, asks, low)
+    return attempt.peeked(await attempt._store.aapply(verb, asks, low))
 
 
 async def _finish(attempt: "HoldAttempt[H]", decision: "Decision") -> H:

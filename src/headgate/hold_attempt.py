@@ -8,14 +8,15 @@ from headgate import _hold_async
 from headgate._hold_hot import Hold, age_of, keep_of, lease_of
 from headgate.errors import HeadgateError, HoldError, StoreError, refuse
 from headgate.hold_owner import HoldOwner
-from headgate.limits.decision import Decision
-from headgate.stores.base import Ask, ServerStore, Verb
+from headgate.limits.decision import Decision, Outcome
+from headgate.limits.fixed import BLOCKED
+from headgate.limits.numbers import microseconds
+from headgate.limits.violations import Standing
+from headgate.stores.base import Ask, Offence, ServerStore, Verb
 from headgate.stores.holds import DENIED, HoldAnswer, HoldTerms
 from headgate.wait_queue import WaitQueues, acquire, is_zero
 
 _LONGEST_ID: Final = 200
-RECHECK: Final = 250_000
-"""Microseconds."""
 
 AnyHold = TypeVar("AnyHold", bound=Hold)
 
@@ -43,6 +44,10 @@ class HoldAttempt(Generic[AnyHold]):
         self._max_age: Final = None if max_age is None else age_of(max_age)
         self._called = 0
         self._answer: HoldAnswer | None = None
+        self.offence: Offence | None = None
+        """Whose advised wait is enforced."""
+        self.kept_waiting = False
+        """Whether it was denied only because others stood before it in line until its time was up."""
 
     @property
     def hold_id(self) -> str:
@@ -55,9 +60,9 @@ class HoldAttempt(Generic[AnyHold]):
         return self._answer is not None and self._answer.repeated
 
     @property
-    def recheck(self) -> int | None:
-        """Microseconds after which to ask again at the latest: another limiter, or machine, may have freed a slot."""
-        return RECHECK if any(ask.limit.counts_slots for ask in self.asks) else None
+    def groups(self) -> tuple[str, ...]:
+        """The groups of the line in which it waits."""
+        return ()
 
     @property
     def waits(self) -> bool:
@@ -66,6 +71,8 @@ class HoldAttempt(Generic[AnyHold]):
 
     def ask(self) -> Decision:
         denial = self._begin()
+        if denial is None and self.offence is not None:
+            denial = self.denial_until(self._store.standing(self.offence))
         if denial is not None:
             return denial
         try:
@@ -79,19 +86,31 @@ class HoldAttempt(Generic[AnyHold]):
 
     def run(self, queues: WaitQueues, key: str, timeout: object) -> AnyHold:
         """Ask for the hold, and with a timeout wait for it in the line of a key."""
-        if is_zero(timeout) or not self.waits:
+        if not self.may_wait(timeout):
             return self._finish(self.ask())
-        clock = self._store.clock
-        return self._finish(acquire(queues, key, clock, timeout, self.perform, recheck=self.recheck))
+        clock, groups = self._store.clock, self.groups
+        return self._finish(acquire(queues, key, clock, timeout, self.perform, recheck=True, groups=groups))
 
     def arun(self, queues: WaitQueues, key: str, timeout: object) -> Coroutine[Any, Any, AnyHold]:
         return _hold_async.run(self, queues, key, timeout)
+
+    def may_wait(self, timeout: object) -> bool:
+        """Whether it stands in line for so long. A timeout that can't be one is refused."""
+        if is_zero(timeout):
+            return False
+        if timeout is not None:
+            microseconds("timeout", timeout)
+        return self.waits
 
     def perform(self, verb: Verb) -> Decision:
         """A step of `acquire`."""
         if verb is Verb.CHECK:
             return self.ask()
-        return self._store.apply(verb, self.asks, self._owner.low)
+        return self.peeked(self._store.apply(verb, self.asks, self._owner.low))
+
+    def peeked(self, decision: Decision) -> Decision:
+        self.kept_waiting = bool(decision)
+        return decision
 
     def aperform(self, verb: Verb) -> Coroutine[Any, Any, Decision]:
         return _hold_async.perform(self, verb)
@@ -100,6 +119,11 @@ class HoldAttempt(Generic[AnyHold]):
         """Called before the store is asked. A decision is that of something other than the limits."""
         self._called = self._store.clock.now()
         return None
+
+    def denial_until(self, standing: Standing) -> Decision | None:
+        """A denial, if the advised wait isn't over."""
+        wait = round(standing.wait_left * 1_000_000)
+        return Decision(Outcome.DENY, BLOCKED, 0, wait, 0, -1) if wait else None
 
     def _arguments(self) -> tuple[tuple[Ask, ...], int, HoldTerms]:
         return self.asks, self._owner.low, self._terms

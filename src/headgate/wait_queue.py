@@ -4,6 +4,10 @@ Callers who acquire a key join its queue. Only the first in the queue asks the s
 pass; the others sleep until they are first. So a large cost is not overtaken by small ones behind it. A caller that
 leaves the queue, because it passed, ran out of time, was cancelled or failed, wakes up the new first.
 
+Queues may wait for the same thing, such as the slots of an account: they are in one group. What comes back wakes up the
+first of a few queues of the group, those before others that were served or woken longest ago. So no queue starves, and
+it costs the same however many there are.
+
 A task whose event loop was closed can't leave, and nobody is told of it. So the first of each loop in a queue, and its
 first thread, look once a second whether those before them are gone like that. One per loop is enough: it wakes others.
 """
@@ -13,6 +17,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from itertools import islice
 from math import inf
 from typing import Final, Protocol, TypeAlias
 
@@ -24,6 +29,8 @@ from headgate.limits.numbers import microseconds
 from headgate.stores.base import Verb
 
 _RECHECK_AFTER: Final = 1.0  # seconds until a caller looks whether those before it are gone
+_BETWEEN_CHECKS: Final = 250_000  # microseconds, if something may come back
+_WOKEN: Final = 8  # queues of a group that are woken up together
 _LONGEST_SLEEP: Final = 86_400.0  # seconds: neither locks nor loops take any number of them
 
 Step: TypeAlias = Verb | int | None
@@ -41,16 +48,26 @@ class Waiter(Protocol):
         """Wake up the caller that holds it, from any thread."""
 
 
+class _Queue:
+    """Those who wait for one key."""
+
+    def __init__(self, groups: tuple[str, ...]) -> None:
+        self.waiters: Final[deque[Waiter]] = deque()
+        self.groups: Final = groups
+
+
 class WaitQueues:
     """The queues of one limiter, one for each key that somebody waits for. A forked process begins with none."""
 
     def __init__(self) -> None:
         self._lock: Final = new_lock()
-        self._queues: Final[OrderedDict[str, deque[Waiter]]] = OrderedDict()
+        self._queues: Final[OrderedDict[str, _Queue]] = OrderedDict()
+        self._groups: Final[dict[str, OrderedDict[str, None]]] = {}  # the keys of each, the next to be woken first
         after_fork(self)
 
     def _after_fork(self) -> None:
         self._queues.clear()
+        self._groups.clear()
 
     @property
     def queues(self) -> Mapping[str, object]:
@@ -59,7 +76,8 @@ class WaitQueues:
 
     def length(self, key: str) -> int:
         with self._lock:
-            return sum(not _is_abandoned(waiter) for waiter in self._queues.get(key, ()))
+            queue = self._queues.get(key)
+            return 0 if queue is None else sum(not _is_abandoned(waiter) for waiter in queue.waiters)
 
     def wake(self, key: str) -> None:
         """Wake up the first in the queue, who may pass earlier than the store has said."""
@@ -67,49 +85,70 @@ class WaitQueues:
             return
         with self._lock:
             queue = self._queues.get(key)
-            while queue and _is_abandoned(queue[0]):
-                queue.popleft()
-            if not queue:
-                self._queues.pop(key, None)
+            if queue is None:
                 return
-            queue[0].wake()
+            while queue.waiters and _is_abandoned(queue.waiters[0]):
+                queue.waiters.popleft()
+            if queue.waiters:
+                queue.waiters[0].wake()
+            else:
+                self._drop(key)
 
-    def wake_all(self, prefix: str) -> None:
-        """Wake up the first in each queue whose key begins like this."""
+    def wake_group(self, group: str) -> None:
+        """Wake up the first in a few queues of a group, and next time those of others."""
         if not self._queues:
             return
         with self._lock:
-            for key in [one for one in self._queues if one.startswith(prefix)]:
+            keys = self._groups.get(group, OrderedDict())
+            for key in list(islice(keys, _WOKEN)):
+                keys.move_to_end(key)
                 self.wake(key)
 
-    def join(self, key: str, waiter: Waiter) -> None:
+    def _drop(self, key: str) -> None:
+        for group in self._queues.pop(key).groups:
+            keys = self._groups.get(group, OrderedDict())
+            keys.pop(key, None)  # a thread that was interrupted may not have added it
+            if not keys:
+                self._groups.pop(group, None)
+
+    def join(self, key: str, waiter: Waiter, groups: tuple[str, ...] = ()) -> None:
         with self._lock:
             self._drop_abandoned_queue()
-            self._queues.setdefault(key, deque()).append(waiter)
+            self._queue(key, groups).waiters.append(waiter)
+
+    def _queue(self, key: str, groups: tuple[str, ...]) -> _Queue:
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = _Queue(groups)
+            for group in groups:
+                self._groups.setdefault(group, OrderedDict())[key] = None
+        return queue
 
     def _drop_abandoned_queue(self) -> None:
         """Drop the next queue if all of its waiters are gone: perhaps nobody ever comes for its key again."""
-        key = next(iter(self._queues), "")
-        if all(map(_is_abandoned, list(self._queues.get(key, ())))):
-            self._queues.pop(key, None)
-        elif key in self._queues:
+        key = next(iter(self._queues), None)
+        if key is None:
+            return
+        if all(map(_is_abandoned, list(self._queues[key].waiters))):
+            self._drop(key)
+        else:
             self._queues.move_to_end(key)  # in one step: an interrupted thread must not lose those that wait
 
-    def is_first(self, key: str, waiter: Waiter) -> bool:
+    def is_first(self, key: str, waiter: Waiter, groups: tuple[str, ...] = ()) -> bool:
         """Whether it is a caller's turn."""
         with self._lock:
-            queue = self._queues.setdefault(key, deque())
-            if waiter not in queue:  # it joined in the process that this one was forked from
-                queue.append(waiter)
-            if _is_abandoned(queue[0]):
+            waiters = self._queue(key, groups).waiters
+            if waiter not in waiters:  # it joined in the process that this one was forked from
+                waiters.append(waiter)
+            if _is_abandoned(waiters[0]):
                 self.wake(key)
-            return queue[0] is waiter
+            return waiters[0] is waiter
 
     def longest_sleep(self, key: str, waiter: Waiter) -> float:
         """Seconds after which a caller has to look again, even if nobody wakes it up."""
         with self._lock:
-            tasks = False
-            for other in self._queues.get(key, ()):
+            tasks, queue = False, self._queues.get(key)
+            for other in () if queue is None else queue.waiters:
                 if other is waiter:
                     return _RECHECK_AFTER if tasks else _LONGEST_SLEEP
                 if other.loop is waiter.loop:  # which looks for both
@@ -124,9 +163,12 @@ class WaitQueues:
             if queue is None:
                 return
             with suppress(ValueError):  # it never joined, was found to be gone before, or has left
-                queue.remove(waiter)
+                queue.waiters.remove(waiter)
+            for group in queue.groups:
+                if key in self._groups.get(group, ()):
+                    self._groups[group].move_to_end(key)  # others come first now
             self.wake(key)
-            for other in queue:
+            for other in queue.waiters:
                 if other.loop is waiter.loop:  # which may have to look from now on
                     other.wake()
                     break
@@ -140,7 +182,7 @@ def _is_abandoned(waiter: Waiter) -> bool:
 def is_zero(timeout: object) -> bool:
     """Whether a timeout is 0, as any kind of number: nothing waits then."""
     try:
-        return bool(timeout == 0)
+        return timeout == 0 and not isinstance(timeout, bool)
     except ArithmeticError:  # a signalling NaN can't be compared
         return False
 
@@ -152,11 +194,13 @@ def acquire(
     timeout: object,
     perform: Callable[[Verb], Decision],
     *,
-    recheck: int | None = None,
+    recheck: bool = False,
+    groups: tuple[str, ...] = (),
 ) -> Decision:
     """Wait in this thread until a check passes; the denial if the time is up or no wait would help.
 
-    The first in the queue checks again after `recheck` microseconds at the latest, if these are given.
+    With `recheck`, the first in the queue checks four times a second: what others hold may come back at any time, here
+    or on another machine. `groups` are those of the queue.
     """
     waiter = _ThreadWaiter()
 
@@ -167,7 +211,7 @@ def acquire(
         return None
 
     try:
-        return drive(_flow(queues, key, clock, timeout, waiter, recheck), carry_out)
+        return drive(_flow(queues, key, clock, timeout, waiter, recheck, groups), carry_out)
     finally:
         try:  # written out in both drivers: an interruption at a call before the `try` would keep the place taken
             queues.leave(key, waiter)
@@ -183,7 +227,8 @@ async def aacquire(
     timeout: object,
     perform: Callable[[Verb], Awaitable[Decision]],
     *,
-    recheck: int | None = None,
+    recheck: bool = False,
+    groups: tuple[str, ...] = (),
 ) -> Decision:
     """`acquire` for a task."""
     waiter = _TaskWaiter()
@@ -195,7 +240,7 @@ async def aacquire(
         return None
 
     try:
-        return await adrive(_flow(queues, key, clock, timeout, waiter, recheck), carry_out)
+        return await adrive(_flow(queues, key, clock, timeout, waiter, recheck, groups), carry_out)
     finally:
         try:  # written out in both drivers: an interruption at a call before the `try` would keep the place taken
             queues.leave(key, waiter)
@@ -205,19 +250,25 @@ async def aacquire(
 
 
 def _flow(
-    queues: WaitQueues, key: str, clock: Clock, timeout: object, waiter: Waiter, recheck: int | None
+    queues: WaitQueues,
+    key: str,
+    clock: Clock,
+    timeout: object,
+    waiter: Waiter,
+    recheck: bool,
+    groups: tuple[str, ...],
 ) -> Flow[Step, Decision]:
     deadline = None if timeout is None else clock.now() + microseconds("timeout", timeout)
-    queues.join(key, waiter)
+    queues.join(key, waiter, groups)
     while True:
         now = clock.now()
         late = deadline is not None and now >= deadline
         wake_at = deadline
-        if queues.is_first(key, waiter):
+        if queues.is_first(key, waiter, groups):
             decision: Decision = yield Verb.CHECK
             if late or decision or (wait := decision.retry_us) is None:
                 return decision
-            wait = wait if recheck is None else min(wait, recheck)
+            wait = min(wait, _BETWEEN_CHECKS) if recheck else wait
             wake_at = now + wait if deadline is None else min(now + wait, deadline)
         elif late:
             decision = yield Verb.PEEK

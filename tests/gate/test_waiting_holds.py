@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headgate import Gate, ManualClock, MemoryStore, Policy
+from headgate import Gate, InvalidInput, ManualClock, MemoryStore, Policy
 from headgate.gate.account_holds import AccountHold
 from tests.support.event_loop import run, until
 
@@ -120,3 +120,119 @@ def test_f1_a_hold_in_a_thread_is_decided_by_the_rules_of_when_its_turn_comes() 
         assert (await asyncio.wait_for(waiting, 10)).state == "denied"
 
     run(check())
+
+
+def test_f1_an_agent_is_not_starved_by_the_line_of_another_under_the_same_account() -> None:
+    """What comes back wakes up the line that was served longest ago first; the clock stands still."""
+    accounts = {"at": {"acme": {"slots": "1 in flight"}}}
+    agents = {"planner": {"account": "acme"}, "busy": {"account": "acme"}}
+    gate = Gate(Policy(accounts=accounts, agents=agents), store=MemoryStore(clock=ManualClock(1000)))
+    order: list[str] = []
+
+    async def hold(agent: str) -> None:
+        async with gate.ahold(agent, {}, timeout=3600):
+            order.append(agent)
+
+    async def check() -> None:
+        first = gate.hold("busy", {})
+        waiting = [asyncio.create_task(hold(agent)) for agent in ("busy", "busy", "busy", "planner")]
+        await until(lambda: len(gate._hold_queues.queues) == 2, "all to wait")
+        await first.asettle()
+        await asyncio.wait_for(asyncio.gather(*waiting), 10)
+        assert order.index("planner") < 3  # not after all the others, who may have been awake already
+
+    run(check())
+
+
+def test_f1_however_many_lines_there_are_a_settlement_wakes_a_few_and_each_has_its_turn() -> None:
+    accounts = {"at": {"acme": {"slots": "1 in flight"}}}
+    agents = {f"agent-{i}": {"account": "acme"} for i in range(40)}
+    gate = Gate(Policy(accounts=accounts, agents=agents), store=MemoryStore(clock=ManualClock(1000)))
+    order: list[str] = []
+
+    async def hold(agent: str) -> None:
+        async with gate.ahold(agent, {}, timeout=3600):
+            order.append(agent)
+
+    async def check() -> None:
+        first = gate.hold("agent-0", {})
+        waiting = [asyncio.create_task(hold(agent)) for agent in agents]
+        await until(lambda: len(gate._hold_queues.queues) == len(agents), "all to wait")
+        await first.asettle()
+        await asyncio.wait_for(asyncio.gather(*waiting), 10)
+        assert sorted(order) == sorted(agents)
+        assert not gate._hold_queues.queues
+        assert not gate._hold_queues._groups
+
+    run(check())
+
+
+def test_f1_a_hold_waits_until_its_enforced_wait_is_over() -> None:
+    async def check() -> None:
+        line = Line(backoff={"enforce": True})
+        assert not line.gate.hold("planner", {}, session="one")  # a violation: 1 second
+        await line.first.asettle()
+        waiting = await line.wait()
+        line.clock.advance(0.75)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        line.clock.advance(0.25)
+        assert (await asyncio.wait_for(waiting, 10)).state == "open"
+        assert line.gate.standing("planner").violations == 1
+
+    run(check())
+
+
+def test_f1_a_hold_that_only_others_keep_waiting_is_no_violation() -> None:
+    async def check() -> None:
+        clock = ManualClock(1000)
+        gate = Gate(Policy(accounts={"default": {"agent": {"tokens": "60/minute"}}}), store=MemoryStore(clock=clock))
+        gate.hold("planner", {"tokens": 30})
+        large = asyncio.ensure_future(gate.ahold("planner", {"tokens": 60}, timeout=20))
+        await until(lambda: gate._hold_queues.queues, "the large one to wait")
+        small = asyncio.ensure_future(gate.ahold("planner", {"tokens": 1}, timeout=1))
+        await asyncio.sleep(0)
+        clock.advance(1)
+        denied = await asyncio.wait_for(small, 10)
+        assert not denied
+        assert denied.decision.violation is None
+        assert not gate.is_rate_limited("planner")
+        large.cancel()
+        await asyncio.wait((large,))
+
+    run(check())
+
+
+@pytest.mark.parametrize("thread", [False, True], ids=["task", "thread"])
+def test_f1_an_id_is_held_once_though_its_agent_moves_while_it_waits(thread: bool) -> None:
+    accounts = {"default": {"agent": {"slots": "1 in flight", "usd": "10/calendar day"}}}
+    clock = ManualClock(1000)
+    policy = Policy(accounts=accounts, agents={"planner": {"account": "acme"}})
+    gate = Gate(policy, store=MemoryStore(clock=clock))
+
+    async def check() -> None:
+        gate.hold("planner", {})
+        options: dict[str, Any] = {"hold_id": "job", "timeout": 30}
+        waiting = asyncio.ensure_future(
+            asyncio.to_thread(gate.hold, "planner", {"usd": 5}, **options)
+            if thread
+            else gate.ahold("planner", {"usd": 5}, **options)
+        )
+        await until(lambda: gate._hold_queues.queues, "the hold to wait")
+        gate.set_account_limit("acme/-/planner", "slots", "2 in flight")
+        assert gate.hold("planner", {"usd": 5}, hold_id="job")  # repeated, and granted first
+        gate.set_agent_account("planner", "globex")
+        clock.advance(LATER)
+        found = await asyncio.wait_for(waiting, 10)
+        assert (found.account, found.repeated) == ("acme/-/planner", True)
+        assert [one.id for one in gate.list_holds("globex")] == []
+
+    run(check())
+
+
+@pytest.mark.parametrize("timeout", ["soon", -5, float("nan"), True, False])
+def test_f1_a_timeout_that_is_none_is_refused_whoever_asks(timeout: Any) -> None:
+    line = Line(exempt=["writer"])
+    for agent in ("planner", "writer"):
+        with pytest.raises(InvalidInput, match="timeout: expected"):
+            line.gate.hold(agent, {}, timeout=timeout)

@@ -68,6 +68,8 @@ class AccountAsks:
         """Of the agent."""
         self.root: Final = root
         """The top account, which chooses the slot of a cluster."""
+        self.groups: Final = (root,) if root == path else (root, path)
+        """Those that wait for the same accounts: below the top account, and of the agent."""
         self.tool: Final = tool
         self.resources: Final = tuple(resources)
         """Their names and decimals. The first ones are metered."""

@@ -8,7 +8,7 @@ from headgate._hold_hot import Hold
 from headgate.errors import RateLimited, refuse
 from headgate.gate.account_asks import AccountAsks, LimitRow
 from headgate.gate.accounts import Bound, join_path, limit_text
-from headgate.hold_attempt import RECHECK, HoldAttempt
+from headgate.hold_attempt import HoldAttempt
 from headgate.limits.budget import Budget
 from headgate.limits.decision import NEVER, Decision
 from headgate.limits.fixed import UNLIMITED
@@ -23,8 +23,8 @@ class HoldContext(NamedTuple):
 
     hold_store: HoldStore
     low: int
-    freed: Callable[[str], object]
-    """Called with the path of an agent for which something may have come back."""
+    freed: Callable[[AccountAsks], object]
+    """Called with the asks of a hold that may have given something back."""
     emit_alerts: Callable[["AccountHold"], object]
     """Called after each verb."""
     asks_now: Callable[["AccountHold", tuple[Ask, ...]], tuple[Ask, ...]]
@@ -43,7 +43,7 @@ class HoldTemplate:
         asks: AccountAsks,
         mode: str,
         offence: Offence | None,
-        gated: bool,
+        blocked: bool,
         moved: bool,
     ) -> None:
         self.context: Final = context
@@ -53,8 +53,11 @@ class HoldTemplate:
         """ "enforced"; or "exempt" or "shadow": never denied."""
         self.offence: Final = offence
         """What its denials are recorded as; None if nothing is enforced."""
-        self.gated: Final = gated
-        """Whether a block, or a wait that is enforced, may deny them before the limits are asked."""
+        enforced = offence is not None and offence.backoff.enforce
+        self.enforced_offence: Final = offence if enforced else None
+        """The same, if the advised wait is enforced."""
+        self.blocked: Final = blocked
+        """Whether the agent is blocked: perhaps only until some time."""
         self.moved: Final = moved
         """Whether the agent has belonged to another account before."""
         self.id_start: Final = id_start(agent)
@@ -63,11 +66,6 @@ class HoldTemplate:
 def id_start(agent: str) -> str:
     """The beginning of the ids of an agent's holds, among those of all agents of its top account."""
     return f"{join_path([agent])}/"
-
-
-def line_start(path: str) -> str:
-    """The beginning of the lines in which the holds of an agent wait."""
-    return f"{path}\n"
 
 
 class AccountHoldOwner:
@@ -94,7 +92,7 @@ class AccountHoldOwner:
         return RateLimited(self.template.agent, rate, what, retry_ms, degraded=decision.degraded, bound=bound)
 
     def freed(self, key: str) -> None:
-        self.template.context.freed(self.template.asks.path)
+        self.template.context.freed(self.template.asks)
 
 
 class AccountHold(Hold):
@@ -126,6 +124,8 @@ class AccountHold(Hold):
         self._template: Final = owner.template
         self.session: Final = owner.session
         self._final: Decision | None = None  # that replaces the decision of the limits
+        self.repeated = False
+        """Whether it was made before, with the same id."""
 
     @property
     def agent(self) -> str:
@@ -263,24 +263,25 @@ class AccountAttempt(HoldAttempt[AccountHold]):
         super().__init__(owner, asks, terms, max_age, own_id=own_id, make=AccountHold)
         self._session: Final = owner.session
         self.template = owner.template
+        self.offence = owner.template.enforced_offence
         self._look_again: Callable[[], Decision | None] | None = None
 
     @property
     def line(self) -> str:
         """The line in which it waits: one for each session and tool, since other limits bind the others."""
-        return f"{line_start(self.template.asks.path)}{self.template.asks.note(self._session)}"
+        return f"{self.template.asks.path}\n{self.template.asks.note(self._session)}"
 
     @property
-    def recheck(self) -> int | None:
-        return RECHECK  # others may settle on the same accounts, and rules may change
+    def groups(self) -> tuple[str, ...]:
+        return self.template.asks.groups
 
-    def expect_changes(self, look_again: Callable[[], Decision | None]) -> None:
-        """Look again before each ask: while it waits, its rules may change. A decision denies it."""
+    def before_each_ask(self, look_again: Callable[[], Decision | None]) -> None:
+        """Look at the rules before each ask: while it waits, they may change. A decision denies it."""
         self._look_again = look_again
 
     def replace(self, other: "AccountAttempt") -> None:
         """Ask for the same under other rules, which another attempt was made by."""
-        self._owner, self.template = other._owner, other.template
+        self._owner, self.template, self.offence = other._owner, other.template, other.offence
         self.asks, self._terms = other.asks, other._terms
 
     def _begin(self) -> Decision | None:
@@ -288,10 +289,9 @@ class AccountAttempt(HoldAttempt[AccountHold]):
         return None if self._look_again is None else self._look_again()
 
     @property
-    def gated(self) -> bool:
-        """Whether something else may decide before its limits are asked: a block, a wait, or a hold of the same id."""
-        template = self.template
-        return template.gated or (template.moved and not self.own_id)
+    def may_be_elsewhere(self) -> bool:
+        """Whether a hold of the same id may have been made in an account to which the agent has belonged."""
+        return self.template.moved and not self.own_id
 
 
 def _rank(decision: Decision) -> tuple[bool, float, float]:

@@ -8,11 +8,7 @@ from headgate.errors import HoldError, UnknownHold, refuse
 from headgate.events import AccountAlerted, HoldChecked
 from headgate.flow import Flow, adrive, drive
 from headgate.gate._hot import EXEMPT
-from headgate.gate.account_asks import (
-    HOLDS,
-    LimitRow,
-    restored_asks,
-)
+from headgate.gate.account_asks import HOLDS, AccountAsks, LimitRow, restored_asks
 from headgate.gate.account_holds import (
     AccountAttempt,
     AccountHold,
@@ -20,7 +16,6 @@ from headgate.gate.account_holds import (
     HoldContext,
     HoldTemplate,
     id_start,
-    line_start,
     named_costs,
 )
 from headgate.gate.account_status import alert_share
@@ -33,8 +28,7 @@ from headgate.holds import PendingHold, check_id, found_hold
 from headgate.limits.budget import Budget
 from headgate.limits.decision import NEVER, Decision, Limit, Outcome, Violation
 from headgate.limits.fixed import BLOCKED
-from headgate.limits.numbers import Number
-from headgate.limits.violations import Standing
+from headgate.limits.numbers import Number, microseconds
 from headgate.stores.base import Ask, Store
 from headgate.stores.holds import (
     OPEN,
@@ -50,6 +44,15 @@ Costs: TypeAlias = Mapping[str, Any]
 
 _REMEMBERED: Final = 10_000  # alerts that were raised
 _BLOCKED: Final = Decision(Outcome.DENY, BLOCKED, 0, NEVER, 0, -1)
+
+
+class _AgentMoved(Exception):
+    """While a hold waited, its agent moved to another account: it may have been made in the one before."""
+
+    def __init__(self, left: int | None) -> None:
+        """`left`: microseconds of its timeout."""
+        super().__init__()
+        self.left: Final = None if left is None else left / 1_000_000
 
 
 class GateHolds(GateChanges):
@@ -83,15 +86,24 @@ class GateHolds(GateChanges):
         Its lease is 60 seconds, or `accounts.max_lease` if that is less. See `Limiter.hold` for the other arguments.
         """
         attempt = self._hold_templates().attempt(agent, costs, session, tool, lease, hold_id, keep, max_age)
-        line = ""
-        if not is_zero(timeout):
-            line = self._join_line(attempt, agent, costs, session, tool, lease, keep, max_age)
-        if attempt.gated:
-            early = drive(self._before_hold(attempt), call_store)
-            if early is not None:
-                return early
+        line = self._line_of(attempt, agent, costs, timeout, session, tool, lease, keep, max_age)
+        before = drive(self._find_repeated(attempt), call_store) if attempt.may_be_elsewhere else None
+        if before is not None:
+            return before
         try:
             hold = attempt.run(self._hold_queues, line, timeout)
+        except _AgentMoved as moved:
+            return self.hold(
+                agent,
+                costs,
+                session=session,
+                tool=tool,
+                lease=lease,
+                timeout=moved.left,
+                hold_id=hold_id,
+                keep=keep,
+                max_age=max_age,
+            )
         except HoldError as error:
             return drive(self._after_error(attempt, error), call_store)
         plain = hold and not attempt.repeated
@@ -114,15 +126,24 @@ class GateHolds(GateChanges):
 
         async def make() -> AccountHold:
             attempt = self._hold_templates().attempt(agent, costs, session, tool, lease, hold_id, keep, max_age)
-            line = ""
-            if not is_zero(timeout):
-                line = self._join_line(attempt, agent, costs, session, tool, lease, keep, max_age)
-            if attempt.gated:
-                early = await adrive(self._before_hold(attempt), acall_store)
-                if early is not None:
-                    return early
+            line = self._line_of(attempt, agent, costs, timeout, session, tool, lease, keep, max_age)
+            before = await adrive(self._find_repeated(attempt), acall_store) if attempt.may_be_elsewhere else None
+            if before is not None:
+                return before
             try:
                 hold = await attempt.arun(self._hold_queues, line, timeout)
+            except _AgentMoved as moved:
+                return await self.ahold(
+                    agent,
+                    costs,
+                    session=session,
+                    tool=tool,
+                    lease=lease,
+                    timeout=moved.left,
+                    hold_id=hold_id,
+                    keep=keep,
+                    max_age=max_age,
+                )
             except HoldError as error:
                 return await adrive(self._after_error(attempt, error), acall_store)
             if hold and not attempt.repeated:
@@ -131,36 +152,37 @@ class GateHolds(GateChanges):
 
         return PendingHold(make)
 
-    def _join_line(self, attempt: AccountAttempt, agent: str, costs: Costs, *rest: object) -> str:
-        """The line of an attempt that may wait. It is decided by the rules that are in effect when its turn comes."""
-        session, tool, lease, keep, max_age = rest
-        hold_id, known = attempt.hold_id.removeprefix(attempt.template.id_start), dict(costs)
+    def _line_of(
+        self,
+        attempt: AccountAttempt,
+        agent: str,
+        costs: Costs,
+        timeout: Number | None,
+        session: object,
+        tool: object,
+        lease: object,
+        keep: object,
+        max_age: object,
+    ) -> str:
+        """The line of an attempt, if it may wait. It is decided by the rules that are in effect when its turn comes."""
+        waits = not is_zero(timeout)
+        if not waits and not attempt.template.blocked:
+            return ""
+        hold_id, known, clock = attempt.hold_id.removeprefix(attempt.template.id_start), dict(costs), self._store.clock
+        began = clock.now()
 
         def look_again() -> Decision | None:
             templates = self._hold_templates()
             if attempt.template.context is not templates.context:
-                attempt.replace(templates.attempt(agent, known, session, tool, lease, hold_id, keep, max_age))
+                other = templates.attempt(agent, known, session, tool, lease, hold_id, keep, max_age)
+                if other.template.asks.path != attempt.template.asks.path and not attempt.own_id:
+                    waited = clock.now() - began
+                    raise _AgentMoved(None if timeout is None else max(microseconds("timeout", timeout) - waited, 0))
+                attempt.replace(other)
             return _BLOCKED if self._lookup.block_of(attempt.template.agent) is not None else None
 
-        attempt.expect_changes(look_again)
-        return attempt.line
-
-    def _before_hold(self, attempt: AccountAttempt) -> Flow[StoreCall, AccountHold | None]:
-        """A hold that was made before with the same id, or a denial by a block or a wait; None if its limits decide."""
-        template, store = attempt.template, self._store
-        if template.moved and not attempt.own_id:
-            before = yield from self._find_repeated(attempt)
-            if before is not None:
-                return before
-        offence = template.offence
-        wait = NEVER if self._lookup.block_of(template.agent) is not None else 0
-        if offence is not None and not wait and offence.backoff.enforce:
-            standing: Standing = yield StoreCall(store.standing, store.astanding, (offence,))
-            wait = round(standing.wait_left * 1_000_000)
-        if not wait:
-            return None
-        hold = attempt.denied(Decision(Outcome.DENY, BLOCKED, 0, wait, 0, -1))
-        return (yield from self._after_hold(attempt, hold))
+        attempt.before_each_ask(look_again)
+        return attempt.line if waits else ""
 
     def _after_error(self, attempt: AccountAttempt, error: HoldError) -> Flow[StoreCall, AccountHold]:
         """The hold of the same id, if it is only the limits that have been others then."""
@@ -181,7 +203,7 @@ class GateHolds(GateChanges):
         bound, offence = hold.bound, attempt.template.offence
         violation: Violation | None = None
         own = hold.decision.limit is BLOCKED if bound is None else is_within(bound.account, hold.account)
-        if not hold and offence is not None and own and not hold.decision.degraded:
+        if not hold and offence is not None and own and not (hold.decision.degraded or attempt.kept_waiting):
             violation = yield StoreCall(self._store.record_violation, self._store.arecord_violation, (offence,))
         return self._decided(hold, violation)
 
@@ -197,6 +219,7 @@ class GateHolds(GateChanges):
             got = shown_costs(asks, costs)
             raise HoldError(f"hold {hold_id!r}: expected {found.shown_costs}, with which it is open, got {got}")
         self._decide_by_mode(found, template.mode)
+        found.repeated = True
         return found
 
     def _decided(self, hold: AccountHold, violation: Violation | None) -> AccountHold:
@@ -275,8 +298,9 @@ class GateHolds(GateChanges):
             self._templates = found
         return found
 
-    def _wake_lines(self, path: str) -> None:
-        self._hold_queues.wake_all(line_start(path))
+    def _wake_lines(self, asks: AccountAsks) -> None:
+        for group in asks.groups:
+            self._hold_queues.wake_group(group)
 
     @property
     def _account_store(self) -> AccountStore:
@@ -300,7 +324,7 @@ class GateHolds(GateChanges):
             listed: ListedHold | None = yield StoreCall(store.read_hold, store.aread_hold, (HOLDS, root, store_id))
             if listed is not None:
                 (asks, session), context = restored_asks(root, listed), self._hold_templates().context
-                template = HoldTemplate(context, name, asks, "enforced", None, gated=False, moved=False)
+                template = HoldTemplate(context, name, asks, "enforced", None, blocked=False, moved=False)
                 made, called = asks.asks(asks.by_resource(listed.costs), session), self._store.clock.now()
                 answer: HoldAnswer = yield StoreCall(
                     store.find_hold, store.afind_hold, (made, self._lookup.low, store_id)

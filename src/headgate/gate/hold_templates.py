@@ -83,6 +83,5 @@ class HoldTemplates:
         shadow = policy.shadow or name in policy.shadow_agents
         mode = "exempt" if rules.exempt else "shadow" if shadow else "enforced"
         offence = Offence(AGENTS, name, self.lookup.backoff) if mode == "enforced" else None
-        gated = rules.block is not None or (offence is not None and offence.backoff.enforce)
         moved = bool(rules.former or effective.former_depths)
-        return HoldTemplate(self.context, name, asks, mode, offence, gated, moved)
+        return HoldTemplate(self.context, name, asks, mode, offence, rules.block is not None, moved)
