@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
@@ -22,6 +23,12 @@ from headgate import (
     per_second,
 )
 from tests.support.verbs import Verbs
+
+
+@pytest.mark.parametrize("cost", [2**60, Decimal(2**60), Decimal("1e400")])
+def test_a_cost_above_every_capacity_is_denied_however_it_is_written(cost: Any) -> None:
+    limiter = Limiter("5/minute")
+    assert (limiter.check("a", cost).retry_after, limiter.peek("a").remaining) == (None, 5)
 
 
 def test_check_spends_and_peek_spends_nothing(store: Any, verb: Verbs) -> None:

@@ -223,6 +223,7 @@ async def test_a_hold_that_nobody_waits_for_any_more_is_cancelled(hub: Running, 
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        await asyncio.to_thread(wait_for, lambda: not queues.queues, "it to hang up", 20)  # not after its 30 s
         await others[0].settle({"usd": 0})
     assert left(hub) == "9.00 1"
 

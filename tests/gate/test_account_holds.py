@@ -1,9 +1,10 @@
 """Holds of a gate: all accounts above an agent at once, or none."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -707,6 +708,33 @@ def test_f1_every_agent_and_every_id_can_hold(gate: Gate) -> None:
     assert gate.find_hold("%" * 128, "x" * 200).state == "open"
     with pytest.raises(InvalidInput, match="hold_id: expected 1 to 200 characters"):
         gate.hold("planner", {}, hold_id="x" * 201)
+
+
+class OddCosts(Mapping[Any, int]):
+    """Costs of a resource that has no hash."""
+
+    def __getitem__(self, key: object) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([["tokens"]])
+
+    def __len__(self) -> int:
+        return 1
+
+
+class Unhashable(str):
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_f1_names_without_a_hash_are_refused_or_read_like_others(gate: Gate) -> None:
+    hold = gate.hold("planner", {"tokens": 5})
+    for verb in (partial(gate.hold, "planner"), hold.use, hold.settle, hold.extend):
+        with pytest.raises(InvalidInput, match=r"cost: expected .*, got \['tokens'\]"):
+            verb(OddCosts())
+    with pytest.raises(InvalidInput, match="tool: expected a tool that the policy names"):
+        gate.hold("planner", {}, tool=Unhashable("unknown"))
 
 
 def test_f1_other_costs_are_refused_by_resource(gate: Gate) -> None:

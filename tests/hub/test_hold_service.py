@@ -20,6 +20,7 @@ import httpx
 import pytest
 
 from headgate import ManualClock, Policy, RedisStore
+from headgate.hub.api import hold_routes
 from headgate.hub.api.routes import ROUTES
 from headgate.hub.app import Hub
 from tests.support.hub import ADMIN, VIEWER, Running, hub_settings, running
@@ -270,6 +271,21 @@ def test_a_token_that_is_revoked_while_its_hold_waits_gets_nothing(tenant: Tenan
     assert not queues.queues
     assert tenant.admin.post(f"/v1/holds/{held[0]}/settle", params=query).status_code == 200
     assert tenant.admin.get("/v1/holds/waited", params=query).status_code == 404
+
+
+@pytest.mark.parametrize("given", [{"id": "waited"}, {}], ids=["own id", "no id"])
+def test_a_hold_that_is_granted_after_its_token_was_revoked_is_given_back(
+    tenant: Tenant, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
+) -> None:
+    monkeypatch.setattr(hold_routes, "_LOOK_AGAIN", 3600)  # it is granted before the hub looks
+    held = [hold(tenant.planner, {})["id"] for _ in range(3)]
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(tenant.planner.post, "/v1/holds", json={"timeout": 30, **given})
+        wait_for(lambda: tenant.hub.hub.gate._hold_queues.queues, "the hold to wait")
+        assert tenant.admin.delete("/api/admin/agents/planner/token").status_code == 200
+        assert tenant.admin.post(f"/v1/holds/{held[0]}/settle", params={"agent": "planner"}).status_code == 200
+        assert waiting.result(PATIENCE).status_code == 401
+    assert tenant.left("acme/search/planner")["slots"] == "1"
 
 
 def test_the_store_is_asked_once_for_a_hold_that_waits_after_a_revocation(

@@ -686,6 +686,16 @@ def test_a_damaged_file_is_left_alone(restarts: Restarts) -> None:
     assert restarts.path.read_bytes() == damaged
 
 
+def test_a_file_whose_damage_no_message_can_quote_is_left_alone(restarts: Restarts) -> None:
+    restarts.limiter("100 in all").check("a")
+    restarts.close()
+    damaged = bytearray(restarts.path.read_bytes())
+    damaged[damaged.rfind(b"CREATE TABLE holds") + 3] = 0xCB  # no UTF-8 any more
+    restarts.path.write_bytes(damaged)
+    with pytest.raises(StoreError, match=r"limits\.db: expected an SQLite file that can be written, got: "):
+        MemoryStore(remember=restarts.path)
+
+
 DAMAGED_BUDGETS = [
     "name = 1",
     "budget = '5/minute'",

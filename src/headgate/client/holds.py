@@ -36,6 +36,7 @@ except ImportError as missing:
         f"headgate.client.holds: expected the package httpx, got: {missing}; install the extra headgate[client]"
     ) from missing
 
+_HANGING_UP: Final = 500_000  # microseconds until a hub has surely seen it
 _log: Final = logging.getLogger("headgate.client")
 
 # For event loops ------------------------------------------------------------------------------------------------------
@@ -123,20 +124,30 @@ class HoldClient(HoldClientFlows):
             try:
                 answer = await asyncio.shield(task)
             except asyncio.CancelledError:
-                self._abandon(task, name)
+                self._abandon(task, name, waits=bool(timeout))
                 raise
             return ClientHold(self, answer, lease, max_age)
 
         return PendingHold(make, "hold", "`SyncHoldClient` is the one")
 
-    def _abandon(self, making: asyncio.Task[Any], hold_id: str) -> None:
-        """Cancel a hold that nobody waits for any more, once the hub has answered: else it would keep its cost."""
+    def _abandon(self, making: asyncio.Task[Any], hold_id: str, *, waits: bool) -> None:
+        """Cancel a hold that nobody waits for any more: else it would keep its cost.
+
+        One that waits in line at the hub hangs up, so that it keeps nobody waiting; the hub may grant it at the same
+        moment. Others have their answer soon.
+        """
 
         async def cancel() -> None:
+            if waits:
+                making.cancel()
+            await asyncio.wait((making,))
             try:
-                await making
+                if making.cancelled():
+                    await self._pause(_HANGING_UP)
+                else:
+                    making.result()
                 await self._drive(self._change(hold_id, "cancel"))
-            except HeadgateError as error:  # it was denied, as a rule
+            except HeadgateError as error:  # it was denied, or never made, as a rule
                 _log.debug("hold %r was not cancelled: %s", hold_id, error)
 
         task = asyncio.get_running_loop().create_task(cancel())

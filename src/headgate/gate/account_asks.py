@@ -18,6 +18,7 @@ from headgate.gate.accounts import (
     is_name,
     level_of,
     path_prefixes,
+    plain_name,
     session_path,
 )
 from headgate.limits.decision import Decision, Limit
@@ -116,12 +117,13 @@ class AccountAsks:
             refuse("cost", expected, given)
         costs = list(self._one_request if unnamed is None else unnamed)
         places = self._places
-        for name, cost in given.items():
+        for resource, cost in given.items():
+            name: str = resource if type(resource) is str else plain_name(resource)
             if name == SLOTS:
                 refuse("cost", "no slots: a hold takes one of each account that limits them", name)
             if name not in places:
                 known = ", ".join([one for one in places if one != SLOTS])
-                refuse("cost", f"the resources of the hold ({known})", name)
+                refuse("cost", f"the resources of the hold ({known})", resource)
             place, decimals = places[name]
             try:
                 costs[place] = cost_in(decimals, cost, zero=unnamed is not None or name != REQUESTS)

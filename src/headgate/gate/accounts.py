@@ -74,6 +74,11 @@ def session_path(agent_path: str, session: str) -> str:
     return f"{agent_path}/{_escaped(session)}"
 
 
+def plain_name(name: object) -> str:
+    """A name as a plain string: a subclass may have another hash, or none. "" for anything else."""
+    return str.__str__(name) if isinstance(name, str) else ""
+
+
 def is_name(name: object) -> bool:
     """Whether this can be the name of an account or a session."""
     return isinstance(name, str) and 1 <= len(name) <= MAX_ACCOUNT and name.isprintable()
@@ -277,18 +282,20 @@ class Accounts:
         return found
 
     def check_resource(self, where: str, resource: object) -> str:
-        if not isinstance(resource, str) or resource not in self.units:
+        name = plain_name(resource)
+        if name not in self.units:
             refuse(where, f"one of {', '.join(self.units)} (accounts.units adds others)", resource)
-        return resource
+        return name
 
     def check_tool(self, where: str, tool: object) -> str:
         """A tool of the policy, or "" for none."""
         if tool is None or tool == "":
             return ""
-        if not isinstance(tool, str) or tool not in self.tools:
+        name = plain_name(tool)
+        if name not in self.tools:
             known = ", ".join(sorted(self.tools)) or "none: the policy has no tools"
             refuse(where, f"a tool that the policy names ({known})", tool)
-        return tool
+        return name
 
     def check_plan(self, where: str, plan: object) -> str:
         if not isinstance(plan, str) or plan not in self.plans:

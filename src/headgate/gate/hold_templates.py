@@ -62,8 +62,11 @@ class HoldTemplates:
             refuse("costs", 'costs by resource, such as {"tokens": 1200, "usd": "0.03"}', costs)
         of_session = check_session(session)
         template: HoldTemplate | None = None
+        resources: tuple[object, ...] = tuple(costs)
+        key = (agent, tool, not of_session, resources)
         named = type(agent) is str and (tool is None or type(tool) is str)  # others might have no hash, or their own
-        key = (agent, tool, not of_session, tuple(costs))
+        for resource in resources:
+            named = named and type(resource) is str
         if named:
             template = self._found.get(key)
         if template is None:

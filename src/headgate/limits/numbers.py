@@ -59,6 +59,8 @@ def cost_in(decimals: int, value: object, *, zero: bool = False) -> int:
     """
     if not decimals and type(value) is int and 0 < value <= LARGEST:  # as most are
         return value
+    if type(value) is Decimal and not decimals and value.is_finite() and value > LARGEST:
+        return LARGEST + 1  # as for an int
     if decimals or type(value) is Decimal:
         return smallest_units("cost", value, decimals, zero=zero)
     return cost_of(value, least=0 if zero else 1)

@@ -75,7 +75,7 @@ def open_file(
         except BaseException:
             file.close()
             raise
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter: of a message that quotes a damaged file
         if kind.exclusive and _is_busy(error):
             raise kind.failure(
                 f"{path}: expected a file that nobody else uses, got one that is in use: by another process, or by a"
@@ -143,7 +143,7 @@ def _use_write_ahead_log(file: sqlite3.Connection) -> None:
             return
 
 
-def _is_busy(error: sqlite3.Error) -> bool:
+def _is_busy(error: Exception) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 

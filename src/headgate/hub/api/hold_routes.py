@@ -6,13 +6,14 @@ Nobody renews a lease here: the program extends it.
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from decimal import Decimal
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
 
-from headgate.errors import refuse
+from headgate.errors import HoldError, StoreError, refuse
 from headgate.gate import Gate
 from headgate.gate.account_holds import AccountHold
 from headgate.gate.account_status import AccountHoldSummary, LimitStatus
@@ -258,7 +259,7 @@ async def _hold(call: Call, gate: Gate, health: Health) -> HoldDetail | ApiRespo
 async def _wait_in_line(call: Call, health: Health, pending: PendingHold[AccountHold]) -> AccountHold:
     """A hold that may have to wait, as long as its caller listens and is admitted, and the hub goes on.
 
-    One that the caller won't know of is cancelled, unless it chose the id: it may have made the hold before.
+    One that the caller won't know of is cancelled. If it hung up, and chose the id, it may ask for it again.
     """
     making, leaving, wanted = asyncio.ensure_future(pending), asyncio.ensure_future(call.hung_up()), False
     try:
@@ -270,11 +271,13 @@ async def _wait_in_line(call: Call, health: Health, pending: PendingHold[Account
                 raise stopping_error()
         wanted = not leaving.done()
     finally:
+        kept = wanted or (leaving.done() and call.body.id is not None)
         leaving.cancel()
         making.cancel()  # it does nothing to one that is done
         await asyncio.wait((making,))  # it may have something to give back
-        if not wanted and call.body.id is None and _is_granted(making):
-            await making.result().acancel()
+        if not kept and _is_granted(making) and not making.result().repeated:
+            with suppress(HoldError, StoreError):  # the caller is told why it isn't admitted
+                await making.result().acancel()
     if making.cancelled():
         raise RequestError(400, "invalid", "the caller hung up while it waited")
     return making.result()
