@@ -295,3 +295,30 @@ def test_dropping_a_key_drops_its_count_in_the_share_too(verb: Callable[[Any, st
         server.kill()
         decision = limiter.check("a")
         assert (bool(decision), decision.degraded, decision.remaining) == (True, True, 1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("drop", ["forget", "clear", "reset"])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_reset_that_fails_leaves_the_local_count(verb: Callable[[Any, str], Any], drop: str, nodes: int) -> None:
+    """A program that tries again and again must not lift the limit for as long as the server is away."""
+    limit = per_day(2)
+    arguments = {"forget": ("", "a", limit), "clear": ("", limit), "reset": ()}
+    with nobody() as port, RedisStore(f"redis://127.0.0.1:{port}", nodes=nodes, timeout=PATIENCE) as store:
+        limiter = Limiter(limit, store=store)
+        while limiter.check("a"):
+            pass
+        with pytest.raises(StoreAway):
+            verb(store, drop)(*arguments[drop])
+        assert not limiter.check("a")
+
+
+@pytest.mark.long
+async def test_a_window_that_cant_be_reset_keeps_its_local_count() -> None:
+    with nobody() as port:
+        async with RedisStore(f"redis://127.0.0.1:{port}", timeout=PATIENCE) as store:
+            windows = store.windows()
+            await windows.hit("a", 1, 60_000_000)
+            with pytest.raises(StoreAway):
+                await windows.forget("a")
+            assert not (await windows.hit("a", 1, 60_000_000)).allowed

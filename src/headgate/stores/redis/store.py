@@ -278,18 +278,20 @@ class RedisStore(RedisHolds, Closable):
 
     def forget(self, name: str, key: str, rule: Rule, root: str = "") -> bool:
         """See `Store.forget`. Raises `StoreAway` while the server is away: its counts can't be dropped then."""
-        self._fallback.forget(name, key, rule)
         for draw in self._forget_cached(name, key, rule):
             self._executor.execute(draw)
         request = ForgetRequest(self.keys, name, key, rule, root)
-        return bool(request.keys) and self._executor.execute(request)
+        known = bool(request.keys) and self._executor.execute(request)
+        self._fallback.forget(name, key, rule)  # not before: a call that fails must not refill the local share
+        return known
 
     async def aforget(self, name: str, key: str, rule: Rule, root: str = "") -> bool:
-        self._fallback.forget(name, key, rule)
         for draw in self._forget_cached(name, key, rule):
             await self._executor.aexecute(draw)
         request = ForgetRequest(self.keys, name, key, rule, root)
-        return bool(request.keys) and await self._executor.aexecute(request)
+        known = bool(request.keys) and await self._executor.aexecute(request)
+        self._fallback.forget(name, key, rule)
+        return known
 
     def _forget_cached(self, name: str, key: str, rule: Rule) -> list[DrawRequest]:
         """Drop the cache of a key; the requests that give its tokens back."""
@@ -303,47 +305,49 @@ class RedisStore(RedisHolds, Closable):
 
     def clear(self, name: str, rule: Rule) -> None:
         """See `Store.clear`. It looks at every key in the server, and raises `StoreAway` like `forget`."""
-        self._clear_here(name, rule)
+        self._clear_cached(name, rule)
         try:
             drop_keys(self._clients, self.keys, self.keys.patterns(name, rule))
         finally:
-            self._clear_here(name, rule)  # once more: of tokens that were drawn meanwhile the server knows nothing
+            self._clear_cached(name, rule)  # once more: of tokens that were drawn meanwhile the server knows nothing
+        self._fallback.clear(name, rule)
 
     async def aclear(self, name: str, rule: Rule) -> None:
-        self._clear_here(name, rule)
+        self._clear_cached(name, rule)
         try:
             await adrop_keys(self._clients, self.keys, self.keys.patterns(name, rule))
         finally:
-            self._clear_here(name, rule)
-
-    def _clear_here(self, name: str, rule: Rule) -> None:
-        """`clear` in this process."""
+            self._clear_cached(name, rule)
         self._fallback.clear(name, rule)
+
+    def _clear_cached(self, name: str, rule: Rule) -> None:
         if self._caches is not None:
             self._caches.clear(name, rule)
 
     def reset(self) -> Counter[str]:
         """See `ResettableStore.reset`. It looks at every key in the server, and raises `StoreAway` like `forget`."""
-        self._reset_here()
+        self._reset_cached()
         clients = Clients(self._where, _RESET_TIMEOUT)
         try:
-            return drop_keys(clients, self.keys, [self.keys.every()])
+            dropped = drop_keys(clients, self.keys, [self.keys.every()])
         finally:
             clients.close()
-            self._reset_here()
+            self._reset_cached()
+        self._fallback.memory.reset()
+        return dropped
 
     async def areset(self) -> Counter[str]:
-        self._reset_here()
+        self._reset_cached()
         clients = Clients(self._where, _RESET_TIMEOUT)
         try:
-            return await adrop_keys(clients, self.keys, [self.keys.every()])
+            dropped = await adrop_keys(clients, self.keys, [self.keys.every()])
         finally:
             await clients.aclose()
-            self._reset_here()
-
-    def _reset_here(self) -> None:
-        """`reset` in this process."""
+            self._reset_cached()
         self._fallback.memory.reset()
+        return dropped
+
+    def _reset_cached(self) -> None:
         if self._caches is not None:
             self._caches.reset()
 

@@ -52,8 +52,8 @@ class RedisWindows:
         return count
 
     async def forget(self, key: str) -> bool:
-        await self._fallback.forget(key)
         dropped: bool = await self._execute(_Forget(self._stored(key)))
+        await self._fallback.forget(key)  # not before: a call that fails must not refill the local share
         return dropped
 
     def _stored(self, key: str) -> bytes:
