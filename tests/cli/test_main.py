@@ -413,6 +413,30 @@ def test_policy_check_notes_that_a_rate_of_money_is_no_budget(tmp_path: Path) ->
     )
 
 
+@pytest.mark.parametrize(
+    ("levels", "note"),
+    [
+        (
+            '["customer", "department"]',
+            (
+                "note: accounts.levels: 'customer' is taken as the level of agents and 'department' as that of "
+                "sessions; if they stand above the agents, add 'agent' and 'session' at the end\n"
+            ),
+        ),
+        ('["customer", "agent", "session"]', ""),
+        ('["customer", "bot", "session"]', ""),
+        ('["customer", "agent", "run"]', ""),
+    ],
+)
+def test_policy_check_notes_which_levels_are_those_of_agents_and_sessions(
+    tmp_path: Path, levels: str, note: str
+) -> None:
+    path = tmp_path / "headgate.toml"
+    path.write_text(f"[accounts]\nlevels = {levels}\n")
+    result = run("policy", "check", str(path))
+    assert (result.returncode, result.stderr) == (0, note)
+
+
 def test_policy_check_notes_an_account_that_is_nearly_another(tmp_path: Path) -> None:
     path = tmp_path / "headgate.toml"
     path.write_text(

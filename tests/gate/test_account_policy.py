@@ -140,6 +140,13 @@ def test_f1_unlimited_takes_a_default_away() -> None:
             ),
         ),
         (
+            {"levels": ["org", "team"], "default": {"team": {"usd": "10/calendar month"}}},
+            (
+                "accounts.levels: expected the levels of agents and of sessions as the last two, such as "
+                "['org', 'team', 'agent', 'session'], got ['org', 'team']"
+            ),
+        ),
+        (
             {"levels": ["session", "agent", "chat"]},
             (
                 "accounts.levels: expected the levels of agents and of sessions as the last two, such as "

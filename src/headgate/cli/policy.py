@@ -63,8 +63,19 @@ def _check(options: argparse.Namespace) -> int:
     for path, value, _ in changed:
         if _ACCOUNT_LIMIT.fullmatch(path):
             note_rate_of_money(path, path.rpartition(".")[2], value)
+    _note_own_levels(policy)
     _note_misspelt_accounts(policy)
     return 0
+
+
+def _note_own_levels(policy: Policy) -> None:
+    """Print a note if neither the agents' nor the sessions' level has its usual name: perhaps both are missing."""
+    agent, session = policy.accounts.levels[-2:]
+    if agent != "agent" and session != "session":
+        print_error(
+            f"note: accounts.levels: {agent!r} is taken as the level of agents and {session!r} as that of sessions; "
+            "if they stand above the agents, add 'agent' and 'session' at the end"
+        )
 
 
 def _note_misspelt_accounts(policy: Policy) -> None:

@@ -50,7 +50,8 @@ def read_accounts(reader: SettingsReader, given: Mapping[str, Any]) -> Accounts:
     own = reader.values("accounts.tools", given.get("tools", []), _name, (0, _MAX_NAMES))
     defaults = reader.table("default", given, "accounts.default")
     last_two = zip(LEVELS[-2:], levels[-2:], strict=True)  # these may have names of the operator's own
-    if any([usual != level and usual in (*levels, *defaults) for usual, level in last_two]):
+    misplaced = [usual for usual, level in last_two if usual != level and usual in (*levels, *defaults)]
+    if misplaced or any([level in LEVELS[:-2] for level in levels[-2:]]):
         above = [level for level in levels if level not in LEVELS[-2:]]
         expected = f"the levels of agents and of sessions as the last two, such as {[*above, *LEVELS[-2:]]}"
         reader.add_mistake("accounts.levels", expected, list(levels))
