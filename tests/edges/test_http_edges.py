@@ -15,6 +15,7 @@ from headgate.http import ProblemDetails
 from tests.support.greeting_app import header, hello, maybe_async, memory_limiter, remaining, served
 from tests.support.http_callers import statuses
 from tests.support.http_edges import AsgiEdge, Edge, FastapiEdge, WsgiEdge, client_of, edges, every_edge
+from tests.support.ports import nobody
 from tests.support.valkey import PATIENCE, Server, wait_for
 
 pytestmark = pytest.mark.once
@@ -150,6 +151,18 @@ def test_a_full_store_is_not_the_callers_fault(edge: type[Edge]) -> None:
         assert (denied.status_code, denied.headers["Retry-After"]) == (503, "1")
         assert denied.json()["type"].endswith("#temporary-reduced-capacity")
     assert app.served == []
+
+
+@every_edge
+def test_a_503_says_nothing_of_a_rate_that_nobody_has_counted(edge: type[Edge]) -> None:
+    with (
+        nobody() as away,
+        RedisStore(f"redis://127.0.0.1:{away}") as store,
+        client_of(edge(limiter=Limiter("60/minute; 2 in flight", store=store), headers="both")) as client,
+    ):
+        denied = client.get("/")
+    assert (denied.status_code, denied.headers["Retry-After"]) == (503, "1")
+    assert not [name for name in denied.headers if "ratelimit" in name]
 
 
 # Who is counted -------------------------------------------------------------------------------------------------------

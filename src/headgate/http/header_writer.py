@@ -68,9 +68,12 @@ class LimitHeaders:
         self._triple: Final = triple
 
     def write(self, decision: Decision) -> list[tuple[bytes, bytes]]:
-        """The headers, save for Retry-After: that belongs to the response to a denial."""
+        """The headers, save for Retry-After: that belongs to the response to a denial.
+
+        None for a denial without the store: what is left isn't known then.
+        """
         bound: i64 = max(decision._bound, 0)
-        if bound >= len(self._starts):
+        if bound >= len(self._starts) or (decision._outcome is DENY and decision.degraded):
             return []
         remaining = str(decision._remaining).encode()
         reset = reset_seconds(decision)
