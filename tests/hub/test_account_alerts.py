@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 from structlog.testing import capture_logs
 
-from headgate import Policy
+from headgate import MemoryStore, Policy
 from headgate.events import AccountAlerted
 from headgate.hub.monitoring import account_alerts as module
 from tests.support.account_alerts import PAYS, RAISED, RESOLVED, compared, settled, shown, spend
@@ -60,6 +60,37 @@ def test_f1_80_percent_of_a_budget_are_one_alert_which_becomes_that_of_100_perce
         ("warning", "a budget is used up, or too little is left"),
     ]
     assert (lines[0]["account"], lines[0]["resource"]) == ("acme/search", "usd")
+
+
+def test_f1_a_restarted_hub_raises_the_alerts_of_its_budgets_again(receiver: Receiver, tmp_path: Path) -> None:
+    policy = Policy(
+        accounts={
+            "at": {"acme": {"usd": "100 in all"}, "acme/search": {"usd": "10/calendar year", "slots": "1 in flight"}},
+            "default": {"agent": {"eur": "2 in all"}},
+        },
+        agents={"planner": {"account": "acme/search"}},
+    )
+    file = tmp_path / "limits.db"
+    with MemoryStore(remember=file) as store, running(policy, store=store, data=tmp_path) as hub:
+        assert spend(hub, "9")
+        assert hub.hub.gate.hold("planner", {}, lease=600)  # slots raise no alert
+        hub.register("lone")
+        hub.hub.gate.hold("lone", {"eur": 2}).settle()
+        settled(hub)
+        before = {one["account"]: one for one in shown(hub)}
+        assert set(before) == {"acme/search", "-/-/lone"}
+    with (
+        MemoryStore(remember=file) as store,
+        running(policy, store=store, data=tmp_path, webhooks=(receiver.url,)) as hub,
+    ):
+        settled(hub)
+        assert sorted(events(receiver)) == [(RAISED, "-/-/lone", 1.0), (RAISED, "acme/search", 0.8)]
+        for one in shown(hub):
+            again = {"alert_id": one["alert_id"], "raised_at": one["raised_at"], "left": one["left"]}
+            assert one == before[one["account"]] | again
+        hub.hub.gate.set_account_limit("acme/search", "usd", "50/calendar year")
+        settled(hub)
+        assert events(receiver)[2:] == [(RESOLVED, "acme/search", 0.8)]
 
 
 def test_f1_an_empty_budget_of_a_team_makes_nobody_an_offender(receiver: Receiver) -> None:

@@ -187,7 +187,12 @@ class Hub:
         )
         stack.push_async_callback(self.alerts.close)
         self.account_alerts = AccountAlerts(
-            self.gate, self.clock, self.webhooks.send, shared_alerts, lambda: self.health.degraded
+            self.gate,
+            self.clock,
+            self.webhooks.send,
+            lambda after: self.registry.agents(after),  # noqa: PLW0108 - the registry is made later
+            shared_alerts,
+            lambda: self.health.degraded,
         )
         stack.push_async_callback(self.account_alerts.close)
         self._open_parts()

@@ -5,13 +5,14 @@ notification; the others find it there. An alert at 80 percent becomes the one a
 period of the budget ends, or less than 80 percent is used: the budget was raised, or holds were settled for less.
 
 Open alerts are stored beside those of agents, under names that no agent can have. While the store is away, each hub
-goes by its own memory.
+goes by its own memory. A hub without a shared store looks at the budgets in its file when it starts, and raises the
+alerts again.
 """
 
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from math import ceil
 from typing import Final, Literal, TypeAlias
 from uuid import uuid4
@@ -25,12 +26,15 @@ from headgate.errors import HeadgateError, InvalidInput, StoreAway
 from headgate.events import AccountAlerted
 from headgate.gate import Gate
 from headgate.gate.account_status import ALERT_SHARES, LimitStatus, alert_share
+from headgate.hub.agents.registry import AgentRecord
 from headgate.hub.monitoring.alert_base import AlertStore, AlertWorker, RecentAlerts, StoreOutcome
 from headgate.hub.timer import Timer
+from headgate.limits.budget import Budget
 from headgate.limits.clock import Clock
 from headgate.limits.notation import parse
 from headgate.limits.units import amount_text
 from headgate.stores.base import LAST_MOMENT, SharedAlerts
+from headgate.stores.memory import in_process
 
 AccountAlertEvent: TypeAlias = Literal["account_alert.raised", "account_alert.resolved"]
 
@@ -42,6 +46,7 @@ MARK: Final = "\t"
 _RECHECK: Final = 30_000_000  # microseconds between two looks at the budgets of open alerts
 _ROUNDED: Final = 0.001  # seconds by which a moment may be off
 _TRIES: Final = 3
+_BATCH: Final = 20  # accounts that are read before other tasks have their turn
 
 _log = structlog.get_logger("headgate.hub")
 
@@ -82,17 +87,21 @@ class _OpenAlert:
 
 
 class AccountAlerts:
-    """The alerts of accounts. `send` is called with each that this hub raises or resolves."""
+    """The alerts of accounts. `send` is called with each that this hub raises or resolves.
+
+    `agents` returns the next registered agents after an id.
+    """
 
     def __init__(
         self,
         gate: Gate,
         clock: Clock,
         send: Callable[[AccountAlertEvent, AccountAlert], None],
+        agents: Callable[[str], Awaitable[list[AgentRecord]]],
         shared: SharedAlerts | None = None,
         away: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._gate, self._clock, self._send = gate, clock, send
+        self._gate, self._clock, self._send, self._agents = gate, clock, send, agents
         self._store: Final = AlertStore(shared, away)
         self.raised: Final[Counter[float]] = Counter(dict.fromkeys(ALERT_SHARES, 0))
         """The number of times that this hub raised an alert, by share."""
@@ -102,6 +111,8 @@ class AccountAlerts:
         self._recent: Final[RecentAlerts[AccountAlert]] = RecentAlerts()
         self._events: Final[deque[AccountAlerted]] = deque()
         self._due = False  # whether to look at the budgets of open alerts
+        memory = in_process(gate.store)
+        self._starts_from_file = memory is not None and memory.file is not None  # until its budgets were looked at
         self._too_many = False
         self._timer: Timer | None = None
         self._worker: Final = AlertWorker(
@@ -134,7 +145,7 @@ class AccountAlerts:
             self._worker.wake()
 
     async def start(self) -> None:
-        """Start, with the alerts that other hubs have left open."""
+        """Start, with the alerts that other hubs have left open, or that this one had before a restart."""
         self._worker.start()
 
     async def close(self) -> None:
@@ -149,6 +160,9 @@ class AccountAlerts:
         before = len(self._open)
         if self._store.is_comparison_due():
             await self._compare()
+        if self._starts_from_file:
+            self._starts_from_file = False
+            await self._raise_again()
         worked = self._due or bool(self._events) or len(self._open) != before
         while self._events:
             await self._raise(self._events.popleft())
@@ -158,6 +172,29 @@ class AccountAlerts:
             await self._check_all()
         if worked:
             self._set_timer()
+
+    async def _raise_again(self) -> None:
+        """Raise the alerts of all budgets as they are in the file."""
+        gate = self._gate
+        if not gate.effective.accounts.has_budgets:
+            return
+        paths, page = gate.list_accounts(), await self._agents("")
+        while page:
+            paths += [gate.path_of(one.agent) for one in page]
+            page = await self._agents(page[-1].agent)
+        for start in range(0, len(paths), _BATCH):
+            try:
+                found = await gate.aaccounts(paths[start : start + _BATCH])
+            except InvalidInput:  # a reload has removed one of them
+                continue
+            for limit in [limit for account in found for limit in account.limits]:
+                share = alert_share(limit.left, limit.amount)
+                if share and _is_budget(limit.limit):
+                    after = limit.resets_after
+                    resets_at = None if after is None else float(round(self._clock.wall() + after))
+                    told = (share, limit.limit, resets_at, limit.left)
+                    await self._raise(AccountAlerted(limit.account, limit.resource, limit.tool, *told))
+            await asyncio.sleep(0)
 
     async def _raise(self, event: AccountAlerted) -> None:
         """Open an alert, or raise the open one again, and send a notification: unless another hub has."""
@@ -334,6 +371,13 @@ def _key(account: str, resource: str, tool: str, limit: str) -> str:
     except HeadgateError:  # a limit that isn't a budget
         identity = limit
     return f"{MARK}{account}\t{resource}\t{tool}\t{identity}"
+
+
+def _is_budget(limit: str) -> bool:
+    try:
+        return isinstance(parse(limit), Budget)
+    except HeadgateError:
+        return False
 
 
 def _encoded(alert: AccountAlert) -> str:
