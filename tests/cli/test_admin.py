@@ -181,7 +181,7 @@ def test_exemptions_are_added_listed_and_removed(
 ) -> None:
     with running_hub(FEW) as hub:
         hub.register("a/b")
-        said = "is exempt now: all its requests pass and none is counted\n"
+        said = "is exempt now: all its requests pass; only what its holds spend is counted\n"
         assert headgate("exempt", "add", "a/b") == (0, f"a/b {said}", "")
         note = "note: no agent named monitor is registered\n"
         assert headgate("exempt", "add", "monitor") == (0, f"monitor {said}", note)

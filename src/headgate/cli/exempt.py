@@ -47,7 +47,7 @@ def _add(options: argparse.Namespace) -> int:
     if options.json:
         print_json(answer)
         return 0
-    print(f"{printable(options.agent)} is exempt now: all its requests pass and none is counted")
+    print(f"{printable(options.agent)} is exempt now: all its requests pass; only what its holds spend is counted")
     _note_unregistered([options.agent], answer)
     return 0
 
