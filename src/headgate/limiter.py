@@ -74,8 +74,8 @@ class Limiter(LimiterChecks, Closable):
         opened = open_store("Limiter store", store) if remember is None else _remembering_store(store, remember)
         super().__init__(rules, opened, name, low, self._pin)
         self._owns_store = isinstance(store, str) or remember is not None
-        self.private: Final = store is None
-        """Whether it counts in a memory of its own, because no store was given."""
+        self.private: Final = store is None or is_memory(store)
+        """Whether it counts in a memory of its own, because no store was given, or memory://."""
         self._queues = WaitQueues()
         self._holds = LimiterHolds(self._store, self._low, self._decimals, self._queues)
         if self._pin:

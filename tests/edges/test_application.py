@@ -3,13 +3,14 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from fastapi import APIRouter, Depends, FastAPI
+from flask import Flask
 from starlette.applications import Starlette
 
 from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy, RedisStore
@@ -400,6 +401,35 @@ def test_one_of_several_workers_says_once_that_each_counts_for_itself(
     with served(shop({"limiter": "5/minute"})) as client, served(shop({"limiter": "5/minute"})) as other:
         assert passed(client, "/login") == passed(other, "/login") == 3
     assert caplog.text.count("one of several workers, and each counts for itself") == siblings
+
+
+@pytest.mark.usefixtures("new_process")
+@pytest.mark.parametrize(
+    "app",
+    [
+        lambda: RateLimitMiddleware(hello, "5/minute", store="memory://"),
+        lambda: RateLimitMiddleware(hello, Limiter("5/minute", store="memory://")),
+        lambda: shop({"limiter": "unlimited", "store": "memory://"}),  # its dependencies count
+    ],
+)
+def test_the_url_of_memory_is_warned_of_like_no_store(
+    app: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(application, "has_siblings", lambda: True)
+    with served(app()) as client:
+        client.get("/login")
+    assert "each counts for itself" in caplog.text
+
+
+@pytest.mark.usefixtures("new_process")
+def test_the_url_of_memory_is_warned_of_in_wsgi(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(application, "has_siblings", lambda: True)
+    flask = Flask("shop")
+    flask.wsgi_app = WsgiMiddleware(flask.wsgi_app, "5/minute", store="memory://")  # type: ignore[method-assign]
+    assert flask.test_client().get("/").status_code == 404
+    assert "each counts for itself" in caplog.text
 
 
 @pytest.mark.usefixtures("new_process")

@@ -36,10 +36,16 @@ Counted: TypeAlias = dict[object, tuple[ExactCost, Decision, RequestHold | None]
 
 
 class ApplicationSettings:
-    """The settings that the limits of an application share. `store` is None where each counts in a store of its own."""
+    """The settings that the limits of an application share. `store` is None where each counts in a store of its own.
 
-    def __init__(self, store: Store | None = None, name: str = "", options: Mapping[str, Any] = {}) -> None:
+    `private` says that the store is this process's memory, and that no store object was given.
+    """
+
+    def __init__(
+        self, store: Store | None = None, name: str = "", options: Mapping[str, Any] = {}, *, private: bool = True
+    ) -> None:
         self.store: Final = store
+        self.private: Final = private
         self.name: Final = name
         self.options: Final = {option: options[option] for option in _INHERITED if option in options}
         self._nested: Final[WeakKeyDictionary[ApplicationSettings, ApplicationSettings]] = WeakKeyDictionary()
@@ -48,8 +54,9 @@ class ApplicationSettings:
         """These settings, and where they say nothing, those of another middleware around them."""
         found = self._nested.get(outer)
         if found is None:
-            store = outer.store if self.store is None else self.store
-            found = ApplicationSettings(store, self.name or outer.name, {**outer.options, **self.options})
+            of = outer if self.store is None else self
+            options = {**outer.options, **self.options}
+            found = ApplicationSettings(of.store, self.name or outer.name, options, private=of.private)
             self._nested[outer] = found
         return found
 

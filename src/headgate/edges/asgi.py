@@ -25,7 +25,7 @@ from headgate.errors import RateLimited
 from headgate.flow import adrive
 from headgate.gate import Gate
 from headgate.stores.base import Store
-from headgate.stores.urls import make_store
+from headgate.stores.urls import is_memory, make_store
 
 __all__ = ["App", "Message", "RateLimitMiddleware", "Receive", "Scope", "Send"]
 
@@ -72,7 +72,10 @@ class RateLimitMiddleware:
         where = "RateLimitMiddleware"
         self._opened: Final = make_store(f"{where} store", store) if isinstance(store, str) else None
         counts_in = self._opened if isinstance(store, str) else store
-        self._guard: Final = Guard(where, options, limiter=limiter, gate=gate, store=counts_in, name=name, awaits=True)
+        private = is_memory(store)
+        self._guard: Final = Guard(
+            where, options, limiter=limiter, gate=gate, store=counts_in, name=name, private=private, awaits=True
+        )
         self._websockets: Final = WebSocketMiddleware(app, self._guard, websocket)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -145,7 +145,7 @@ class RateLimit:
         options: Any = {**settings.options, **self._options}
         given: Any = self._limiter
         full_name = f"{settings.name} RateLimit {name}"  # no route of the middleware is called that
-        label, private = "default", settings.store is None
+        label, private = "default", settings.private
         if isinstance(given, Limiter):
             if type(given) is Limiter and not given.name:
                 given = Limiter(given.limit, store=given.store, name=full_name, warn_at=given.warn_at)

@@ -100,9 +100,10 @@ class Denial(NamedTuple):
 class Guard:
     """Decides for an edge. With `awaits`, its flows may yield awaitables. `unsupported` says why, by option.
 
-    A limit is counted in `store`, under `name`; without a store, in a memory of its own. `private` says that nobody has
-    chosen this store. `label` is the name of the limit in headers and bodies, if that isn't the limiter's. `tiers` are
-    those that the gate's policy had when the edge was made: a reload may have removed some.
+    A limit is counted in `store`, under `name`; without a store, in a memory of its own. `private` says that this is
+    the process's memory, and that no store object was given. `label` is the name of the limit in headers and bodies, if
+    that isn't the limiter's. `tiers` are those that the gate's policy had when the edge was made: a reload may have
+    removed some.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class Guard:
             refuse(f"{where} store", "a store such as MemoryStore(), or a URL such as redis://localhost", store)
         if not isinstance(name, str):
             refuse(f"{where} name", "a string", name)
-        self.settings: Final = ApplicationSettings(store, name, options)
+        self.settings: Final = ApplicationSettings(store, name, options, private=private or store is None)
         """What this edge shares with dependencies inside of it."""
         self.fast_path: FastPath | FastPathFunction | None = None
         """That of all requests but the first and preflights, or a function that finds it; None if some have none."""

@@ -17,7 +17,7 @@ from headgate.errors import RateLimited
 from headgate.flow import drive
 from headgate.gate import Gate
 from headgate.stores.base import Store
-from headgate.stores.urls import open_store
+from headgate.stores.urls import is_memory, open_store
 
 Failure: TypeAlias = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
 
@@ -56,7 +56,10 @@ class RateLimitMiddleware:
         self._app: Final = app
         where = "RateLimitMiddleware"
         opened = None if store is None else open_store(f"{where} store", store)
-        self._guard: Final = Guard(where, options, limiter=limiter, gate=gate, store=opened, name=name, awaits=False)
+        private = is_memory(store)
+        self._guard: Final = Guard(
+            where, options, limiter=limiter, gate=gate, store=opened, name=name, private=private, awaits=False
+        )
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         guard = self._guard
