@@ -223,6 +223,7 @@ UNKNOWN_OPTION = (
         ({"limiter": "1/minute", "routes": {"x": "1/minute"}}, "RateLimitMiddleware routes: expected a path such as"),
         ({"limiter": "1/minute", "routes": {"/": 5}}, "RateLimitMiddleware routes '/': expected a limit, its text, or"),
         ({"limiter": "1/minute", "routes": 5}, "RateLimitMiddleware routes: expected limits by pattern such as {'POST"),
+        ({"limiter": "1/minute", "routes": {5: "1/hour"}}, "RateLimitMiddleware routes: expected limits by pattern"),
         ({"limiter": "1/minute", "skip": ["health"]}, "RateLimitMiddleware skip: expected a path such as"),
         ({"limiter": "1/minute", "skip": 5}, "RateLimitMiddleware skip: expected patterns such as ['/health', '/stat"),
         (
@@ -232,6 +233,10 @@ UNKNOWN_OPTION = (
         (
             {"limiter": "1/minute", "headers": "loud"},
             "headers: expected one of ratelimit, x-ratelimit, both, none, got",
+        ),
+        (
+            {"limiter": "1/minute", "headers": True},
+            "headers: expected one of ratelimit, x-ratelimit, both, none, got True",
         ),
         ({"limiter": "1/minute", "proxies": ["?"]}, "proxies: expected addresses or networks such as '10.0.0.0/8'"),
         ({"limiter": "1/minute", "proxies": 5.5}, "proxies: expected addresses or networks such as '10.0.0.0/8'"),

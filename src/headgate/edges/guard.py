@@ -33,6 +33,7 @@ from headgate.flow import Flow
 from headgate.gate import Gate
 from headgate.gate.policy import check_agent
 from headgate.http import Dialect, HeaderWriter, ProblemDetails, describe_denial, describe_error
+from headgate.http.headers import DIALECTS
 from headgate.limiter import Limiter, UnpinnedLimiter
 from headgate.limits.decision import Limit, Outcome
 from headgate.limits.fixed import UNLIMITED
@@ -149,11 +150,13 @@ class Guard:
         skip = [skip] if isinstance(skip, str) else skip
         self._skip: Final = SkipPatterns(f"{where} skip", skip) if skip else None
         routes = options.get("routes") or {}
-        if not isinstance(routes, Mapping):
+        if not isinstance(routes, Mapping) or not all(isinstance(pattern, str) for pattern in routes):
             refuse(
                 f"{where} routes", "limits by pattern such as {'POST /login': '5/minute'}; with a gate, tiers", routes
             )
         self.proxies: Final = Proxies(options.get("proxies", ()))
+        if dialect not in DIALECTS:  # before the writer, which is compiled and would raise TypeError for no text
+            refuse("headers", f"one of {', '.join(DIALECTS)}", dialect)
         self._writer: Final = HeaderWriter(dialect)
         self._silent: Final = dialect == "none"
         if store is not None and not isinstance(store, Store):

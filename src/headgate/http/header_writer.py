@@ -2,11 +2,11 @@
 
 from functools import lru_cache
 from math import ceil
-from typing import Final, get_args
+from typing import Final
 
 from headgate._native import i64
 from headgate.errors import refuse
-from headgate.http.headers import CONCURRENT, EPOCH, LARGEST, Dialect
+from headgate.http.headers import CONCURRENT, DIALECTS, EPOCH, LARGEST, Dialect
 from headgate.http.structured_fields import format_string
 from headgate.limits.budget import Budget
 from headgate.limits.decision import DENY, NEVER, Decision, Limit
@@ -31,8 +31,8 @@ class HeaderWriter:
     """
 
     def __init__(self, dialect: Dialect = "ratelimit") -> None:
-        if dialect not in get_args(Dialect):
-            refuse("headers", f"one of {', '.join(get_args(Dialect))}", dialect)
+        if dialect not in DIALECTS:
+            refuse("headers", f"one of {', '.join(DIALECTS)}", dialect)
         self._draft: Final[bool] = dialect in ("ratelimit", "both")
         self._triple: Final[bool] = dialect in ("x-ratelimit", "both")
         self._limits: Final[dict[tuple[Limit, str], LimitHeaders]] = {}

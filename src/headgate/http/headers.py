@@ -41,11 +41,12 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from fractions import Fraction
 from math import ceil
-from typing import Final, Literal, NamedTuple, TypeAlias, TypeGuard
+from typing import Final, Literal, NamedTuple, TypeAlias, TypeGuard, get_args
 
 from headgate.http.structured_fields import parse_items
 
 Dialect: TypeAlias = Literal["ratelimit", "x-ratelimit", "both", "none"]
+DIALECTS: Final[tuple[Dialect, ...]] = get_args(Dialect)
 
 LARGEST: Final = 999_999_999_999_999
 """The largest Integer that a structured field can hold."""
