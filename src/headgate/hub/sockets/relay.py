@@ -12,7 +12,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from headgate.errors import InvalidInput, StoreAway, refuse
+from headgate.errors import InvalidInput, StoreAway, StoreLost, refuse
 from headgate.gate import Gate
 from headgate.gate.policy import check_agent
 from headgate.http import wait_ms
@@ -190,9 +190,11 @@ class Relay:
         token, network = envelope.hello.token, peer.socket.address
         try:
             verified = await self._attempt(network, address, token)
+        except StoreLost as lost:
+            await _send(peer, _error("store_lost", as_request_error(lost).detail), envelope.id)
+            return False
         except StoreAway as away:
-            known = as_request_error(away)
-            await _send(peer, _error(known.error, known.detail), envelope.id)
+            await _send(peer, _error("unavailable", as_request_error(away).detail), envelope.id)
             return False
         if isinstance(verified, Decision):
             await _refuse_token(peer, verified, envelope.id)
