@@ -145,11 +145,6 @@ class HoldAttempt(Generic[AnyHold]):
         with suppress(HoldError, StoreError):
             self._store.settle(*self._cancellation(), cancel=True)
 
-    def denied(self, decision: Decision) -> AnyHold:
-        """The hold, if it is denied by something other than its limits. The store isn't asked."""
-        self._called = self._store.clock.now()
-        return self._handle(decision)
-
     def _handle(self, decision: Decision) -> AnyHold:
         answer = self._answer
         if answer is None or answer.state == DENIED:

@@ -266,14 +266,14 @@ def turns(chance: random.Random, kind: type, verbs: list[str], steps: int) -> li
 
 def step(one: Caller, oracle: Oracle, verb: str, now: int, options: dict[str, Any]) -> None:
     if verb in RESETS:
-        if oracle.away and verb != "close" and (verb == "drop_agent" or oracle.fixed is None):
+        kept = oracle.away and (verb == "drop_agent" or oracle.fixed is None)  # what can't be dropped stays here, too
+        if kept and verb != "close":
             with pytest.raises(StoreAway):
                 one.call(verb)
-            if verb == "drop_agent":  # it ends at the first bucket that it can't drop
-                return
         else:
             one.reset(verb)
-        oracle.reset()
+        if not kept:
+            oracle.reset()
         return
     cost = options.get("cost", 1)
     try:

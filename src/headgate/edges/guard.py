@@ -149,7 +149,7 @@ class Guard:
             refuse(f"{where} skip", "patterns such as ['/health', '/static/*']", skip)
         skip = [skip] if isinstance(skip, str) else skip
         self._skip: Final = SkipPatterns(f"{where} skip", skip) if skip else None
-        routes = options.get("routes") or {}
+        routes: object = options.get("routes") or {}
         if not isinstance(routes, Mapping) or not all(isinstance(pattern, str) for pattern in routes):
             refuse(
                 f"{where} routes", "limits by pattern such as {'POST /login': '5/minute'}; with a gate, tiers", routes

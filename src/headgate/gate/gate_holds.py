@@ -49,10 +49,10 @@ _BLOCKED: Final = Decision(Outcome.DENY, BLOCKED, 0, NEVER, 0, -1)
 class _AgentMoved(Exception):
     """While a hold waited, its agent moved to another account: it may have been made in the one before."""
 
-    def __init__(self, left: int | None) -> None:
-        """`left`: microseconds of its timeout."""
-        super().__init__()
-        self.left: Final = None if left is None else left / 1_000_000
+    def __init__(self, left: float | None) -> None:
+        """`left`: seconds of its timeout."""
+        super().__init__(left)
+        self.left: Final = left
 
 
 class GateHolds(GateChanges):
@@ -169,15 +169,14 @@ class GateHolds(GateChanges):
         if not waits and not attempt.template.blocked:
             return ""
         hold_id, known, clock = attempt.hold_id.removeprefix(attempt.template.id_start), dict(costs), self._store.clock
-        began = clock.now()
+        end = None if timeout is None else clock.now() + microseconds("timeout", timeout)
 
         def look_again() -> Decision | None:
             templates = self._hold_templates()
             if attempt.template.context is not templates.context:
                 other = templates.attempt(agent, known, session, tool, lease, hold_id, keep, max_age)
                 if other.template.asks.path != attempt.template.asks.path and not attempt.own_id:
-                    waited = clock.now() - began
-                    raise _AgentMoved(None if timeout is None else max(microseconds("timeout", timeout) - waited, 0))
+                    raise _AgentMoved(None if end is None else max(end - clock.now(), 0) / 1_000_000)
                 attempt.replace(other)
             return _BLOCKED if self._lookup.block_of(attempt.template.agent) is not None else None
 

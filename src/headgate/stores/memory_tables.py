@@ -337,7 +337,10 @@ class Tables:
         return self.size
 
     def now(self) -> i64:
-        return self.clock.now() if self._manual else self._read() // 1000
+        if self._manual:
+            return self.clock.now()
+        read: i64 = self._read()  # before it is divided, which is quicker then
+        return read // 1000
 
     def wall_ahead(self, now: i64) -> i64:
         """What to add to this store's time to get the time of day, in microseconds since 1970."""
