@@ -1,5 +1,6 @@
 """Limiter: limits without a policy, for any application."""
 
+import logging
 from functools import cached_property
 from os import PathLike
 from typing import Any, ClassVar, Final, Never
@@ -30,6 +31,7 @@ from headgate.stores.memory_file import check_path
 from headgate.stores.urls import aclose_store, close_store, is_memory, open_store
 from headgate.wait_queue import WaitQueues, aacquire, acquire, is_zero
 
+_log = logging.getLogger("headgate")
 _MISSING: Final[Any] = (
     None  # so that unknown options are told first: those of slowapi's Limiter have no limit beside them
 )
@@ -72,6 +74,10 @@ class Limiter(LimiterChecks, Closable):
             refuse("Limiter name", "a string", name)
         rules, low = limit_of("Limiter limit", limit), 1000 - permille("Limiter warn_at", warn_at)
         opened = open_store("Limiter store", store) if remember is None else _remembering_store(store, remember)
+        if remember is not None and not rules.shares_counts:
+            _log.warning(
+                "Limiter remember: %s starts full after a restart: only budgets and holds are remembered", rules
+            )
         super().__init__(rules, opened, name, low, self._pin)
         self._owns_store = isinstance(store, str) or remember is not None
         self.private: Final = store is None or is_memory(store)

@@ -871,6 +871,18 @@ for number in range(10**9):
 """
 
 
+@pytest.mark.parametrize(
+    ("limit", "warns"), [("5/minute", True), ("5/minute sliding", True), ("5 in all", False), ("2 in flight", False)]
+)
+def test_a_limiter_that_has_nothing_to_remember_says_so(
+    tmp_path: Path, limit: str, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Limiter(limit, remember=tmp_path / "limits.db"):
+        pass
+    text = f"Limiter remember: {parse(limit)} starts full after a restart: only budgets and holds are remembered"
+    assert [record.message for record in caplog.records] == [text] * warns
+
+
 @pytest.mark.long
 def test_what_was_answered_survives_a_kill_exactly_once(tmp_path: Path) -> None:
     path, draw = tmp_path / "limits.db", random.Random(7)
