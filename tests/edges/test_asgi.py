@@ -287,7 +287,10 @@ def failing(_: Any) -> Any:
         ({"key": failing}, "asked in vain"),
         ({"exempt": failing}, "asked in vain"),
         ({"cost": failing}, "asked in vain"),
-        ({"key": lambda _: 7}, "RateLimitMiddleware key: expected a function that returns a string or None, got 7"),
+        (
+            {"key": lambda _: 7},
+            "RateLimitMiddleware key: expected a function that returns a string, such as str(user.id), or None, got 7",
+        ),
         ({"cost": lambda _: "much"}, "RateLimitMiddleware cost: expected a whole number, 0 or more, or"),
         ({"cost": lambda _: -1}, "RateLimitMiddleware cost: expected a whole number, 0 or more, or"),
         ({"cost": lambda _: True}, "RateLimitMiddleware cost: expected a whole number, 0 or more, or"),

@@ -462,7 +462,7 @@ class Guard:
         if not key:
             return None
         if not isinstance(key, str):
-            refuse(f"{self._where} key", "a function that returns a string or None", key)
+            refuse(f"{self._where} key", "a function that returns a string, such as str(user.id), or None", key)
         if self._gate is None:
             return bounded_key(key)
         try:
