@@ -1,6 +1,7 @@
 """The in-memory store conforms, and stays small at no cost to single checks."""
 
 import sys
+import time
 import tracemalloc
 from typing import Any
 
@@ -232,6 +233,13 @@ def test_max_keys_bad_input() -> None:
     for bad in (0, -1, True, 1.5, "many"):
         with pytest.raises(ValueError, match=r"^MemoryStore max_keys: expected a whole number from 1 to 9007"):
             MemoryStore(max_keys=bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("clock", [time.time, ManualClock, 5])
+def test_a_clock_that_is_none_is_refused_at_once(clock: object) -> None:
+    text = r"^MemoryStore clock: expected a clock, such as ManualClock\(\), with now, alarm and wall, got "
+    with pytest.raises(InvalidInput, match=text):
+        MemoryStore(clock=clock)  # type: ignore[arg-type]
 
 
 def test_a_request_id_belongs_to_the_limit() -> None:

@@ -59,6 +59,9 @@ class MemoryStore(Tables):
         max_request_ids: SupportsIndex = 100_000,
         remember: str | PathLike[str] | MemoryFile | None = None,
     ) -> None:
+        given: object = clock
+        if given is not None and (isinstance(given, type) or not isinstance(given, Clock)):
+            refuse("MemoryStore clock", "a clock, such as ManualClock(), with now, alarm and wall", given)
         keys = 2**62 if max_keys is None else whole("MemoryStore max_keys", max_keys)
         ids = whole("MemoryStore max_request_ids", max_request_ids)
         file: MemoryFile | None = None  # opened first: its lock is taken within the store's
