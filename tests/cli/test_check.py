@@ -25,7 +25,10 @@ from tests.support.valkey import PATIENCE, Server
 pytestmark = pytest.mark.once
 
 FEW = Policy(limits={"light": "2/minute"}, exempt=["monitor"], shadow=["heavy"])
-SYNTAX = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10')"
+SYNTAX = (
+    "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10'; UNIT is "
+    "ms, second, minute, hour, day, week, month or year)"
+)
 
 
 @pytest.fixture

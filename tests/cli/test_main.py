@@ -106,7 +106,8 @@ NAME = "error: argument AGENT: expected 1 to 128 printable characters, got"
             ["override", "set", "a", "light=often"],
             (
                 "headgate override set: error: argument TIER=LIMIT: light: limit 'often': expected 'COUNT/UNIT' or "
-                "'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10'), got 'often'"
+                "'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10'; UNIT is ms, "
+                "second, minute, hour, day, week, month or year), got 'often'"
             ),
         ),
         (

@@ -127,7 +127,7 @@ def test_quotas_from_the_docs_of_throttled_mean_the_same_here(text: str) -> None
         ("0/minute", "to let nothing pass, write 'blocked'"),  # limits lets nothing pass
         ("5/s burst 0", "to let nothing pass, write 'blocked'"),  # throttled-py lets nothing pass
         ("10/0minute", "TokenBucket per: expected a number above 0, got 0"),  # limits takes it for one minute
-        ("10/s;", "then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10'), got ''"),  # throttled-py: 10/s
+        ("10/s;", "second, minute, hour, day, week, month or year), got ''"),  # throttled-py: 10/s
         ("1/day:;5/hour", "'COUNT/UNIT' or 'COUNT per N UNITS'"),  # limits reads past the colon
     ],
 )

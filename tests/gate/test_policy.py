@@ -152,7 +152,10 @@ def test_any_agent_name_survives_a_round_trip_through_toml(name: str) -> None:
 
 
 NOTHING = "TokenBucket refill: expected a number above 0, got 0; to let nothing pass, write 'blocked'"
-A_LIMIT = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10')"
+A_LIMIT = (
+    "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10'; UNIT is "
+    "ms, second, minute, hour, day, week, month or year)"
+)
 LETTERS = "letters, digits and underscores"
 TAKEN = "light, normal, heavy, session, shadow, account, plan"
 SECONDS = "a number of seconds from 0.000001"

@@ -228,7 +228,10 @@ NOTHING = "TokenBucket refill: expected a number above 0, got 0; to let nothing 
 A_LIMIT = "a limit such as '60/minute', or a list of 1 to 10"
 A_RATE = "a rate such as '60/minute' (budgets and slots belong to a Limiter)"
 BY_TIER = "an object with limits by tier, such as {'light': '60/minute'}"
-SYNTAX = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10')"
+SYNTAX = (
+    "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10'; UNIT is "
+    "ms, second, minute, hour, day, week, month or year)"
+)
 
 
 @pytest.mark.parametrize("where", ["planner", "defaults"])

@@ -25,7 +25,10 @@ from headgate.limits.notation import rate_of
 
 pytestmark = pytest.mark.once
 
-EXPECTED = "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10')"
+EXPECTED = (
+    "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10'; UNIT is "
+    "ms, second, minute, hour, day, week, month or year)"
+)
 
 
 @pytest.mark.parametrize(
@@ -94,19 +97,58 @@ def test_a_refusal_shows_the_start_of_a_long_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", ["500 usd/month", "5/calendar", "5/calendar minute", "5/2 calendar days", "5 calendar days",
+    "bad", ["5/calendar quarter", "5/calendar", "5/calendar minute", "5/2 calendar days", "5 calendar days",
             "5/calendar day in", "5/calendar day in Europe/Bérlin", "5/calendar day burst 3", "5 in", "5 in total",
             "5.5 in flight", "5 usd in flight", "usd in all", "-5 usd in all", "5 credits:/calendar day",
-            "5 usd per day"],
+            "5 usd per fortnight"],
 )  # fmt: skip
 def test_parse_says_how_budgets_and_slots_are_written(bad: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse(bad)
     assert str(caught.value) == (
         f"limit {bad!r}: expected 'AMOUNT UNIT/calendar PERIOD in ZONE' (such as '500 usd/calendar month in "
-        "Europe/Berlin', or '500/calendar day'), 'AMOUNT UNIT in all' or 'COUNT in flight', "
+        "Europe/Berlin', or '500/calendar day'; PERIOD is hour, day, week, month or year), 'AMOUNT UNIT in all' or "
+        "'COUNT in flight', "
         f"got {bad!r}"
     )
+
+
+A_RATE_OF_USD = "a rate without a unit, such as '5/month', or a budget, such as '5 usd/calendar month'"
+
+
+@pytest.mark.parametrize(
+    ("bad", "expected"),
+    [
+        (
+            "10 tokens/minute",
+            "a rate without a unit, such as '10/minute', or a budget, such as '10 tokens/calendar day'",
+        ),
+        ("5 usd/month", A_RATE_OF_USD),
+        ("5usd per Month sliding", A_RATE_OF_USD),
+        ("5 inflight", "'COUNT in flight', such as '5 in flight'"),
+        ("5 In-Flight", "'COUNT in flight', such as '5 in flight'"),
+        ("7 concurrent", "'COUNT in flight', such as '7 in flight'"),
+    ],
+)
+def test_parse_says_how_what_is_nearly_a_limit_is_written(bad: str, expected: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse(bad)
+    assert str(caught.value) == f"limit {bad!r}: expected {expected}, got {bad!r}"
+
+
+@pytest.mark.parametrize(
+    ("bad", "number", "right"),
+    [
+        ("1,000/minute", "1,000", "1000/minute"),
+        ("5/second, 1,000,000 per day", "1,000,000", "5/second, 1000000 per day"),
+        ("5/minute burst 1,000", "1,000", "5/minute burst 1000"),
+    ],
+)
+def test_parse_says_that_a_comma_separates_limits(bad: str, number: str, right: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse(bad)
+    without = f"numbers without commas, since a comma separates limits (write {right!r})"
+    assert str(caught.value) == f"limit {bad!r}: expected {without}, got {number!r}"
 
 
 @pytest.mark.parametrize(

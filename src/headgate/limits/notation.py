@@ -48,13 +48,19 @@ _BUDGET: Final = re.compile(
 )
 _SLOTS: Final = re.compile(r"(?P<count>\d{1,18})\s+in\s+flight", re.ASCII | re.IGNORECASE)
 _LIKE_BUDGET: Final = re.compile(r"\bcalendar\b|\s+in\b|\d\s+(?!per\b)[a-z_]+(?::\d*)?\s*(?:/|per\b)", re.IGNORECASE)
+_LIKE_SLOTS: Final = re.compile(r"(\d{1,18})\s*(?:in-?flight|concurrent|parallel|slots?)", re.ASCII | re.IGNORECASE)
+_RATE_WITH_UNIT: Final = re.compile(
+    rf"({_NUMBER})\s*([a-z][a-z_]{{0,30}})\s*(?:/\s*|\bper\s+)([a-z]+)\b.*", re.ASCII | re.IGNORECASE
+)
+_THOUSANDS: Final = re.compile(r"\d{1,3}(?:,\d{3})+(?!\d)", re.ASCII)
 
 _RATES: Final = (
-    "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10')"
+    "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10'; UNIT is "
+    "ms, second, minute, hour, day, week, month or year)"
 )
 _BUDGETS: Final = (
-    "'AMOUNT UNIT/calendar PERIOD in ZONE' (such as '500 usd/calendar month in Europe/Berlin', or '500/calendar day'), "
-    "'AMOUNT UNIT in all' or 'COUNT in flight'"
+    "'AMOUNT UNIT/calendar PERIOD in ZONE' (such as '500 usd/calendar month in Europe/Berlin', or '500/calendar day'; "
+    f"PERIOD is {', '.join(PERIODS[:-1])} or {PERIODS[-1]}), 'AMOUNT UNIT in all' or 'COUNT in flight'"
 )
 
 
@@ -105,15 +111,36 @@ def _parse_one(part: str, text: str, unit: str, expected: str, zone: str) -> Lim
     except InvalidInput as error:
         raise InvalidInput(f"limit {text!r:.100}: {error}") from None
     if limit is None:
-        refuse(f"limit {text!r:.100}", expected or (_BUDGETS if _LIKE_BUDGET.search(part) else _RATES), part)
+        thousands = _THOUSANDS.search(text)
+        if thousands is not None:
+            joined = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
+            without = f"numbers without commas, since a comma separates limits (write {joined!r:.100})"
+            refuse(f"limit {text!r:.100}", without, thousands[0])
+        refuse(f"limit {text!r:.100}", expected or _expected(part), part)
     return limit
+
+
+def _expected(part: str) -> str:
+    """How a limit is written, for what is written nearly like it."""
+    slots, rate = _LIKE_SLOTS.fullmatch(part), _RATE_WITH_UNIT.fullmatch(part)
+    if slots is not None:
+        return f"'COUNT in flight', such as '{slots[1]} in flight'"
+    if rate is not None and _seconds(rate[3]) is not None:
+        count, unit, period = rate[1], rate[2], rate[3].lower()
+        budget = f"{count} {unit}/calendar {period if period in PERIODS else 'day'}"
+        return f"a rate without a unit, such as '{count}/{period}', or a budget, such as '{budget}'"
+    return _BUDGETS if _LIKE_BUDGET.search(part) else _RATES
+
+
+def _seconds(unit: str) -> Fraction | None:
+    """The seconds of a unit, in the singular or the plural."""
+    return _SECONDS.get(unit.lower()) or _SECONDS.get(unit.lower().removesuffix("s"))
 
 
 def _rate(part: str) -> Limit | None:
     """A bucket or a window, or None for what is written as neither."""
     match = _LIMIT.fullmatch(part)
-    unit = match["unit"].lower() if match else ""
-    seconds = _SECONDS.get(unit) or _SECONDS.get(unit.removesuffix("s"))
+    seconds = None if match is None else _seconds(match["unit"])
     if match is None or seconds is None:
         return None
     count, burst = Fraction(match["count"]), None if match["burst"] is None else int(match["burst"])
