@@ -338,8 +338,9 @@ def test_the_annotated_example_is_the_default_policy() -> None:
 
 
 @pytest.mark.parametrize("given", ["5 in flight", "60/minute; 5 in flight", "10 usd/calendar day", "100 in all"])
-def test_budgets_and_slots_belong_to_a_limiter(given: str) -> None:
-    expected = f"expected a rate such as '60/minute' (budgets and slots belong to a Limiter), got {given!r}"
+def test_budgets_and_slots_belong_to_a_limiter_or_an_account(given: str) -> None:
+    elsewhere = "budgets and slots belong to a Limiter, or to [accounts] of a policy"
+    expected = f"expected a rate such as '60/minute' ({elsewhere}), got {given!r}"
     settings: dict[str, dict[str, Any]] = {
         "limits.heavy": {"limits": {"heavy": given}},
         "agents.ann.heavy": {"agents": {"ann": {"heavy": given}}},

@@ -183,7 +183,8 @@ def rate_limit_of(where: str, given: object) -> Limit:
     """`limit_of` where a policy counts: its limits are rates, "unlimited" or "blocked", or several of them."""
     limit = limit_of(where, given)
     if limit.shares_counts:
-        refuse(where, "a rate such as '60/minute' (budgets and slots belong to a Limiter)", str(limit))
+        elsewhere = "budgets and slots belong to a Limiter, or to [accounts] of a policy"
+        refuse(where, f"a rate such as '60/minute' ({elsewhere})", str(limit))
     return limit
 
 
