@@ -89,7 +89,7 @@ def test_f1_unlimited_takes_a_default_away() -> None:
         ({"levels": ["a", "a", "b"]}, "accounts.levels: expected at least two different names, got ['a', 'a', 'b']"),
         (
             {"default": {"agnet": {}}},
-            "accounts.default.agnet: expected one of org, team, agent, session (did you mean agent?)",
+            "accounts.default.agnet: expected one of agent, org, team, session (did you mean agent?)",
         ),
         (
             {"default": {"agent": {"dollars": "5/minute"}}},

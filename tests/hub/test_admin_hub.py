@@ -129,7 +129,11 @@ async def test_a_reload_says_what_waits_for_a_restart(
         refused = await reload()
         assert refused["error"] == "invalid"
         assert "hub.port: expected a whole number from 0 to 65535, got '99999'" in refused["detail"]
-        assert "hub.prot: expected one of" in refused["detail"]
+        assert "hub.prot: expected one of port, host, " in refused["detail"]
+        file.write_text("warn_at = 5\n[hub]\nport = 99999\n")
+        detail = (await reload())["detail"]
+        assert "warn_at: expected a number" in detail
+        assert "hub.port: expected a whole number" in detail
         assert await light() == "120/minute"
         file.write_text("hub = 5\n")
         assert "hub: expected a table" in (await reload())["detail"]

@@ -244,9 +244,22 @@ def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
         f"HEADGATE_ADMIN_TOKEN: expected {A_TOKEN}",
         "hub.max_mail: expected a whole number from 1 to 1000000, got 'True'",
         "HEADGATE_LOG_LEVEL: expected one of debug, info, warning, error, got 'quiet'",
-        f"hub.prot: expected one of {', '.join(NAMES)}",
-        f"hub.admin_tokne: expected one of {', '.join(NAMES)}",
+        f"hub.prot: expected one of {nearest_first('port')} (did you mean port?)",
+        f"hub.admin_tokne: expected one of {nearest_first('admin_token')} (did you mean admin_token?)",
     ]
+
+
+def nearest_first(name: str) -> str:
+    return ", ".join([name, *[one for one in NAMES if one != name]])
+
+
+def test_mistakes_of_the_policy_are_reported_beside_those_of_the_hub(tmp_path: Path) -> None:
+    file = config(tmp_path, '[limit]\nheavy = "5/minute"\n[hub]\nport = "x"\n')
+    with pytest.raises(PolicyError) as caught:
+        HubSettings.load({}, {}, file)
+    text = str(caught.value)
+    assert text.startswith(f"{file} and settings of the hub: 2 mistakes\n  limit: expected one of limits, warn_at, ")
+    assert text.endswith("(did you mean limits?)\n  hub.port: expected a whole number from 0 to 65535, got 'x'")
 
 
 def test_a_number_of_thousands_of_digits_is_a_mistake(tmp_path: Path) -> None:

@@ -360,14 +360,15 @@ class _Reader(SettingsReader):
     def _limits(self, path: str, given: Mapping[str, Any]) -> dict[ChannelTier, Limit]:
         """Limits by tier, for every channel, and by tier below a channel, for that one."""
         channels, tiers = self._channels, self._tiers
-        self.check_keys(path, given, [*tiers, *channels, *(_OF_AGENTS if path.startswith("agents.") else ())])
+        known = [*tiers, *channels, *(_OF_AGENTS if path.startswith("agents.") else ())]
+        self.check_keys(path, given, known, adds="tiers")
         limits: dict[ChannelTier, Limit] = {}
         for tier in tiers:
             if (limit := self.value(f"{path}.{tier}", given, None, _limit)) is not None:
                 limits |= {(channel, tier): limit for channel in channels}
         for channel in channels:
             table = self.table(channel, given, f"{path}.{channel}")
-            self.check_keys(f"{path}.{channel}", table, tiers)
+            self.check_keys(f"{path}.{channel}", table, tiers, adds="tiers")
             for tier in tiers:
                 if (limit := self.value(f"{path}.{channel}.{tier}", table, None, _limit)) is not None:
                     limits[channel, tier] = limit

@@ -1,7 +1,7 @@
 """Reads settings from a file or a program, and collects the mistakes in them."""
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from headgate.errors import InvalidInput, refuse
@@ -57,11 +57,18 @@ class SettingsReader:
         self.add_mistake(path or key, "a table", table)
         return {}
 
-    def check_keys(self, path: str, table: Mapping[str, Any], known: "list[str] | tuple[str, ...]") -> None:
+    def check_keys(self, path: str, table: Mapping[str, Any], known: Sequence[str], adds: str = "") -> None:
+        """Refuse unknown keys. `adds` is the setting that lists more of them, if there is one."""
         for key in table:
             if key not in known:
-                near = difflib.get_close_matches(key, known, 1)
-                hint = f" (did you mean {near[0]}?)" if near else ""
-                self.mistakes.append(
-                    f"{path}.{toml_key(key)}".lstrip(".") + f": expected one of {', '.join(known)}{hint}"
-                )
+                own = adds and key.isidentifier() and not isinstance(table[key], Mapping)
+                self.mistakes.append(unknown_key(path, key, known, f'or add it: {adds} = ["{key}"]' if own else ""))
+
+
+def unknown_key(path: str, key: str, known: Sequence[str], otherwise: str = "") -> str:
+    """The mistake of an unknown key. The nearest known one comes first; if none is near, `otherwise` is the hint."""
+    near = difflib.get_close_matches(key, known, 1)
+    names = [*near, *[name for name in known if name not in near]]
+    hint = f"did you mean {near[0]}?" if near else otherwise
+    where = f"{path}.{toml_key(key)}".lstrip(".")
+    return f"{where}: expected one of {', '.join(names)}" + (f" ({hint})" if hint else "")

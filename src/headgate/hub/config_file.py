@@ -8,7 +8,7 @@ from typing import Any, Final
 import structlog
 
 from headgate.gate.policy import Policy, read_toml
-from headgate.hub.settings import HubSettings
+from headgate.hub.settings import HubSettings, read_content
 
 _log = structlog.get_logger("headgate.hub")
 
@@ -23,16 +23,17 @@ class ConfigFile:
 
     def load(self) -> tuple[Policy, list[str]]:
         """The policy in the file, and what `check` says of it. A `PolicyError` lists the mistakes of either."""
-        content = read_toml(self._name)
-        policy = Policy.from_settings(self._name, content)
-        return policy, self.check(content)
+        policy, settings = read_content(self._name, read_toml(self._name), self._given)
+        return policy, self._changed(settings)
 
     def check(self, content: Mapping[str, Any]) -> list[str]:
         """The settings of the hub, such as `hub.port`, that a restart would change. They are logged.
 
         A wrong table `[hub]` is a `PolicyError`.
         """
-        settings = self._settings(content)
+        return self._changed(self._settings(content))
+
+    def _changed(self, settings: HubSettings) -> list[str]:
         names = [one.name for one in fields(HubSettings)]
         changed = [f"hub.{name}" for name in names if getattr(settings, name) != getattr(self._at_start, name)]
         if changed:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
-from headgate.gate.policy import PolicyError, read_toml
+from headgate.gate.policy import Policy, PolicyError, read_toml
+from headgate.gate.settings_reader import unknown_key
 from headgate.stores.schemes import URL_FORMS, scheme_of
 
 SettingParser: TypeAlias = tuple[str, Callable[[str], Any]]
@@ -212,10 +213,11 @@ class HubSettings:
     ) -> "HubSettings":
         """The settings from the command line, the environment, the configuration file and the defaults, in this order.
 
-        A `PolicyError` lists all mistakes at once.
+        A `PolicyError` lists all mistakes at once, with those of the policy in the file.
         """
-        content = {} if config is None else read_toml(config)
-        return cls.from_content(str(config), content, given, environment)
+        if config is None:
+            return cls.from_content("", {}, given, environment)
+        return read_content(str(config), read_toml(config), given, environment)[1]
 
     @classmethod
     def from_content(
@@ -240,10 +242,33 @@ class HubSettings:
                     _read(one.metadata, values_of[name], place, values, one.name, mistakes)
                     break
         known = [one.name for one in fields(cls)]
-        mistakes += [f"hub.{name}: expected one of {', '.join(known)}" for name in table if name not in known]
+        mistakes += [unknown_key("hub", name, known) for name in table if name not in known]
         if mistakes:
             raise PolicyError("settings of the hub", mistakes)
         return cls(**values)
+
+
+def read_content(
+    source: str,
+    content: Mapping[str, Any],
+    given: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[Policy, HubSettings]:
+    """The policy and the settings of a configuration file; a `PolicyError` lists the mistakes of both."""
+    policy: Policy | PolicyError
+    try:
+        policy = Policy.from_settings(source, content)
+    except PolicyError as error:
+        policy = error
+    try:
+        settings = HubSettings.from_content(source, content, given, environment)
+    except PolicyError as error:
+        if isinstance(policy, PolicyError):
+            raise PolicyError(f"{source} and settings of the hub", [*policy.mistakes, *error.mistakes]) from None
+        raise
+    if isinstance(policy, PolicyError):
+        raise policy
+    return policy, settings
 
 
 def flag(name: str) -> str:
