@@ -37,8 +37,9 @@ VERDICT = {
 }  # fmt: skip
 DENIED_ACTION = {"channel": "ws", "action": "ping", "tier": "light", "last_minute": 2, "last_hour": 3}
 DETAIL = {
-    **CARD, "rate_limited": True, "blocked": True, "denied_per_minute": 2, "role": "viewer", "registered": True,
-    "revoked": False, "registered_at": 1.5, "blocked_until": 2.5, "blocked_reason": "loops", "buckets": [BUCKET],
+    **CARD, "rate_limited": True, "quiet_left_ms": 5000, "blocked": True, "denied_per_minute": 2, "role": "viewer",
+    "registered": True, "revoked": False, "registered_at": 1.5, "blocked_until": 2.5, "blocked_reason": "loops",
+    "buckets": [BUCKET],
     "override": {"ws": {"light": "1/second"}}, "session_limit": "1/second", "session_override": "1/second",
     "denied_actions": [DENIED_ACTION],
     "denials": [{"at": 1, "channel": "ws", "action": "ping", "tier": "", "address": "", "retry_after_ms": 5}],

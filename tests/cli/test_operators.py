@@ -103,7 +103,7 @@ def test_the_page_of_an_agent_has_everything_about_it(running_hub: StartHub, hea
         task = hub.hub.scheduler.task_of("planner")
         for line in (
             r"agent         planner",
-            r"state         connected; rate limited, wait 1 s",
+            r"state         connected; gets no new tasks for 60 s \(1 violation\); advised wait 1 s",
             rf"registered    {TIME}",
             r"role          viewer",
             r"denied        1 in the last minute, 1 in the last hour, 1 in a row",
@@ -116,6 +116,19 @@ def test_the_page_of_an_agent_has_everything_about_it(running_hub: StartHub, hea
             r"ws heavy +1% +99/100  100/minute  override",
         ):
             assert re.search(f"^{line}$", out, re.MULTILINE), (line, out)
+
+
+def test_the_page_of_an_agent_says_how_long_it_gets_no_tasks(running_hub: StartHub, headgate: Command) -> None:
+    policy = Policy(limits={"light": "2/minute"}, backoff={"steps": [1, 4], "quiet": 3600})
+    with running_hub(policy) as hub, hub.agent("planner") as planner:
+        flood(planner)
+        planner.ask("ping")
+        hub.clock.advance(1)
+        assert "; gets no new tasks for 3599 s (2 violations); advised wait 3 s\n" in headgate("agents", "planner")[1]
+        hub.clock.advance(60)  # its buckets are full again
+        assert "connected; gets no new tasks for 3539 s (2 violations)\n" in headgate("agents", "planner")[1]
+        hub.clock.advance(3540)
+        assert "state         connected\n" in headgate("agents", "planner")[1]
 
 
 def test_the_page_of_an_agent_as_json_is_what_the_hub_says(

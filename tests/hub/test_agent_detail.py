@@ -52,8 +52,10 @@ def test_b7_the_denied_actions_of_an_agent_most_frequent_first() -> None:
         assert (last["channel"], last["tier"], last["address"]) == ("http", "light", "127.0.0.1")
         assert (last["retry_after_ms"], before <= last["at"] <= time.time()) == (30_000, True)
         assert (found["violations"], found["violations_last_hour"], found["rate_limited"]) == (9, 9, True)
+        assert found["quiet_left_ms"] == 60_000
         hub.clock.advance(60)
         found = detail(hub)
+        assert (found["rate_limited"], found["quiet_left_ms"]) == (False, 0)
         assert (found["denied_per_minute"], actions(found)[0]) == (0, ("ws", "ping", "light", 0, 4))
         hub.clock.advance(3600)
         found = detail(hub)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from headgate.cli.account_limits import amount
-from headgate.cli.answers import local_time, number, shown, whole
+from headgate.cli.answers import local_time, number, seconds, shown, whole
 from headgate.cli.hub_api import AgentSummary
 from headgate.cli.hub_commands import Rows
 from headgate.cli.terminal import Cell, Column, print_table, usage_colour
@@ -54,7 +54,10 @@ class AgentPage:
 def _facts(data: dict[str, Any], agent: AgentSummary) -> Iterator[tuple[str, str]]:
     yield "agent", shown(agent.name)
     state = ["connected" if agent.connected else "not connected"]
-    state += [f"rate limited, wait {agent.wait}"] if data["rate_limited"] else []
+    if data["rate_limited"]:
+        count = "1 violation" if agent.violations == 1 else f"{agent.violations} violations"
+        state.append(f"gets no new tasks for {seconds(whole(data['quiet_left_ms']))} ({count})")
+        state += [f"advised wait {agent.wait}"] if agent.wait_ms else []
     state += ["exempt from all limits"] if agent.exempt else []
     yield "state", "; ".join(state)
     if data["blocked"]:

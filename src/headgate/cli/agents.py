@@ -21,8 +21,9 @@ def add(commands: Commands) -> None:
         _run,
         "list agents, or show one",
         "List the agents that are connected, were active within the last five minutes, were denied within the last "
-        "hour, are blocked, or have an override or an exemption. For each, show the bucket nearest to its limit. With "
-        "a name, show all about one agent: its buckets, its override, its block, what it was denied, and from where.",
+        "hour, are blocked, or have an override or an exemption. For each, show the bucket nearest to its limit, and "
+        "the rest of the wait that it was advised (enforced only with backoff.enforce). With a name, show all "
+        "about one agent: its buckets, its override, its block, what it was denied, and from where.",
         "headgate agents",
         "headgate agents planner",
         "headgate agents --all --json",

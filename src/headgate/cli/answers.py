@@ -71,6 +71,12 @@ def shown(value: Any) -> str:
     return printable(value)
 
 
+def seconds(milliseconds: int) -> str:
+    """A span of time, with three digits or more."""
+    number = milliseconds / 1000
+    return f"{number:.3g} s" if number < 100 else f"{number:.0f} s"
+
+
 def local_time(value: Any) -> str:
     """A time in seconds since 1970, as local time."""
     try:

@@ -8,7 +8,7 @@ from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from urllib.parse import quote
 
-from headgate.cli.answers import MAX_ANSWER, number, parse_object, whole
+from headgate.cli.answers import MAX_ANSWER, number, parse_object, seconds, whole
 from headgate.cli.terminal import waiting_for
 from headgate.client.url import is_loopback
 from headgate.errors import HeadgateError, printable
@@ -86,7 +86,7 @@ class AgentSummary:
     @property
     def wait(self) -> str:
         """The rest of the advised wait, in seconds."""
-        return f"{self.wait_ms / 1000:.3g} s" if self.wait_ms else "-"
+        return seconds(self.wait_ms) if self.wait_ms else "-"
 
     @property
     def marks(self) -> str:

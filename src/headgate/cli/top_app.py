@@ -50,7 +50,8 @@ p          pause or resume
 q          quit
 
 ● is connected, ○ is not. The bar is the bucket nearest to its
-limit: green below 50 %, yellow up to 80 %, red above.
+limit: green below 50 %, yellow up to 80 %, red above. The wait
+is advised; it is enforced only with backoff.enforce.
 B: blocked. E: exempt. O: override. Keys e, r and a require
 the admin token.
 

@@ -1,6 +1,7 @@
 """Everything about one agent, for operators: what it does, what it may do, and what it was denied."""
 
 from contextlib import suppress
+from math import ceil
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -66,6 +67,8 @@ class AgentHold(Struct):
 class AgentDetail(AgentCard, kw_only=True):
     """Everything about one agent."""
 
+    quiet_left_ms: int
+    """Until its violations no longer count, if it keeps quiet: so long it gets no new tasks."""
     registered: bool
     revoked: bool
     """Whether its token was revoked."""
@@ -122,6 +125,7 @@ async def _agent(
     known = asdict(card) | {"override": by_channel(effective.overrides.get(agent, {}))}
     return AgentDetail(
         **known,
+        quiet_left_ms=ceil((await gate.astanding(agent)).quiet_left * 1000),
         registered=record is not None,
         revoked=record is not None and record.revoked,
         registered_at=None if record is None else record.at,
