@@ -49,7 +49,7 @@ def test_f1_an_agent_is_shown_with_its_accounts(gate: Gate, headgate: Command) -
     gate.hold("planner", {"usd": "12.5"})
     code, out, _ = headgate("agents", "planner")
     assert code == 0
-    assert "account       acme/search\nholds         1, see headgate holds list acme/search/planner\n" in out
+    assert "account       acme/search\nholds         1 open, see headgate holds list acme/search/planner\n" in out
     assert (
         "account      resource  limit                   held  left  used\n"
         "acme         usd       100 usd/calendar month  12.5  87.5   12%\n"
@@ -57,6 +57,15 @@ def test_f1_an_agent_is_shown_with_its_accounts(gate: Gate, headgate: Command) -
     ) in out
     gate.hold("writer", {})
     assert "account" not in headgate("agents", "writer")[1]
+
+
+def test_the_page_of_an_agent_tells_expired_holds_from_open_ones(gate: Gate, headgate: Command) -> None:
+    gate.hold("planner", {"usd": "1"}, lease=10)
+    assert isinstance(gate.store.clock, ManualClock)
+    gate.store.clock.advance(11)
+    assert "holds         0 open, 1 expired, see headgate holds list" in headgate("agents", "planner")[1]
+    gate.hold("planner", {"usd": "1"}, lease=10)
+    assert "holds         1 open, 1 expired, see headgate holds list" in headgate("agents", "planner")[1]
 
 
 def test_f1_more_accounts_than_a_page_are_listed_in_order(gate: Gate, printed_json: Callable[..., Any]) -> None:

@@ -44,7 +44,7 @@ DETAIL = {
     "denied_actions": [DENIED_ACTION],
     "denials": [{"at": 1, "channel": "ws", "action": "ping", "tier": "", "address": "", "retry_after_ms": 5}],
     "connections": [{"kind": "ws", "address": "::1", "since": 1}], "sessions": 1, "tasks": {"held": "t", "created": 1},
-    "account": "acme/search/a", "holds": [{"hold_id": "x"}],
+    "account": "acme/search/a", "holds": [{"hold_id": "x", "state": "open"}],
     "account_limits": [
         {"account": "acme", "resource": "usd", "tool": "web", "limit": "9 usd in all", "held": "0", "left": "7.5",
          "used": 0.2},

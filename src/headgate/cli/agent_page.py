@@ -77,7 +77,9 @@ def _facts(data: dict[str, Any], agent: AgentSummary) -> Iterator[tuple[str, str
     if path and not path.startswith(f"{NO_ACCOUNT}/"):
         yield "account", path.rpartition("/")[0]
     if data["holds"]:
-        yield "holds", f"{len(data['holds'])}, see headgate holds list {path}"
+        states = [shown(one["state"]) for one in data["holds"]]
+        expired = f", {states.count('expired')} expired" if "expired" in states else ""
+        yield "holds", f"{states.count('open')} open{expired}, see headgate holds list {path}"
     yield "sessions", f"{whole(data['sessions'])} open, signals of each: {shown(data['session_limit'])}"
     held = data["tasks"]["held"]
     created = whole(data["tasks"]["created"])
