@@ -471,6 +471,15 @@ def test_mistakes_are_refused(options: dict[str, Any], text: str) -> None:
         RateLimit(**options)
 
 
+def test_without_depends_it_says_how_to_use_it() -> None:
+    limit = RateLimit("1/minute")
+    with pytest.raises(InvalidInput, match=r"RateLimit: expected it in Depends: .*, got '`\.dependency`'"):
+        FastAPI().get("/", dependencies=[limit])(lambda: "hello")  # type: ignore[list-item]
+    with pytest.raises(InvalidInput, match="there are no decorators for routes"):
+        _ = limit.limit
+    assert not hasattr(limit, "unknown")
+
+
 def test_without_fastapi_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "headgate.edges.fastapi")
     monkeypatch.setitem(sys.modules, "fastapi", None)

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, Final, Unpack
+from typing import Any, Final, NoReturn, Unpack
 from weakref import WeakKeyDictionary
 
 from headgate.edges.application import SCOPE_KEY, ApplicationSettings, HeaderList, RequestLimits
@@ -58,6 +58,14 @@ class Denied(HTTPException):
         self.content_type: Final = shown.pop("content-type")
         del shown["content-length"]  # a handler's body may have another length
         super().__init__(status, "too many requests" if status == 429 else "temporarily unavailable", shown)
+
+
+_IN_DEPENDS: Final = "it in Depends: `dependencies=[Depends(RateLimit(...))]`"
+_MISTAKEN: Final = {
+    "dependency": _IN_DEPENDS,
+    **dict.fromkeys(("limit", "shared_limit", "exempt"), f"{_IN_DEPENDS}; there are no decorators for routes"),
+}
+"""What is meant by attributes that it doesn't have: those of Depends, and of slowapi's Limiter."""
 
 
 class RateLimit:
@@ -125,6 +133,11 @@ class RateLimit:
             refuse("RateLimit refund_crashes", _LATER_FASTAPI, True)
         if guard.counts_slots and _ENDPOINTS_AND_RESPONSES_ARE_ONE:
             refuse("RateLimit limiter", _LATER_FASTAPI, limiter)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name in _MISTAKEN:
+            refuse("RateLimit", _MISTAKEN[name], f"`.{name}`")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def _guard(self, settings: ApplicationSettings, scope: Any) -> Guard:
         """The guard of the endpoint that serves a request."""
