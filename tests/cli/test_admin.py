@@ -65,11 +65,16 @@ def test_agents_as_json_are_what_the_hub_says(running_hub: StartHub, printed_jso
 
 def test_empty_lists_say_so(running_hub: StartHub, headgate: Command) -> None:
     with running_hub(FEW):
-        assert headgate("agents") == (0, "no agent is connected or was recently active\n", "")
+        assert headgate("agents") == (
+            0,
+            "no agent is connected or was recently active; --all lists all registered ones\n",
+            "",
+        )
         assert headgate("agents", "--all") == (0, "no agent is registered\n", "")
-        assert headgate("override", "list") == (0, "no agent has overrides\n", "")
-        assert headgate("exempt", "list") == (0, "no agent is exempt\n", "")
+        assert headgate("override", "list") == headgate("override") == (0, "no agent has overrides\n", "")
+        assert headgate("exempt", "list") == headgate("exempt") == (0, "no agent is exempt\n", "")
         assert headgate("violations") == (0, "no agent was denied within the last hour\n", "")
+        assert headgate("violations", "list") == headgate("violations")
 
 
 def test_all_agents_are_those_that_are_registered(
@@ -185,7 +190,7 @@ def test_exemptions_are_added_listed_and_removed(
         assert headgate("exempt", "add", "a/b") == (0, f"a/b {said}", "")
         note = "note: no agent named monitor is registered\n"
         assert headgate("exempt", "add", "monitor") == (0, f"monitor {said}", note)
-        assert headgate("exempt", "list") == (0, "a/b\nmonitor\n", "")
+        assert headgate("exempt", "list") == headgate("exempt") == (0, "a/b\nmonitor\n", "")
         assert printed_json("exempt", "list") == {"agents": ["a/b", "monitor"]}
         assert hub.hub.gate.effective.exempt == {"a/b", "monitor"}
         assert headgate("exempt", "remove", "a/b") == (0, "a/b is no longer exempt: its limits apply\n", "")

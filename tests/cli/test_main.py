@@ -94,8 +94,14 @@ NAME = "error: argument AGENT: expected 1 to 128 printable characters, got"
         (["agents", "a", "b"], "headgate: error: unrecognized arguments: b"),
         (["agents", "\x1b"], f"headgate agents: {NAME} '\\x1b'"),
         (["top", "now"], "headgate: error: unrecognized arguments: now"),
-        (["override"], "headgate override: error: the following arguments are required: COMMAND"),
-        (["override", "sett"], "headgate override: error: unknown command 'sett'; the commands are: set, remove, list"),
+        (["override", "sett"], "headgate override: error: unknown command 'sett'; the commands are: list, set, remove"),
+        (
+            ["accounts", "acme/search"],
+            (
+                "headgate accounts: error: unknown command 'acme/search'; did you mean headgate accounts show "
+                "acme/search? the commands are: list, show, set, unset, plan, move"
+            ),
+        ),
         (["override", "set"], "headgate override set: error: the following arguments are required: AGENT, TIER=LIMIT"),
         (["override", "set", "a"], "headgate override set: error: the following arguments are required: TIER=LIMIT"),
         *[
@@ -117,16 +123,19 @@ NAME = "error: argument AGENT: expected 1 to 128 printable characters, got"
         (["override", "set", "a\n", "light=1/s"], f"headgate override set: {NAME} 'a\\n'"),
         (["override", "remove", ""], f"headgate override remove: {NAME} ''"),
         (["override", "list", "a"], "headgate: error: unrecognized arguments: a"),
-        (["exempt"], "headgate exempt: error: the following arguments are required: COMMAND"),
-        (["exempt", "ad"], "headgate exempt: error: unknown command 'ad'; the commands are: add, remove, set, list"),
+        (["exempt", "ad"], "headgate exempt: error: unknown command 'ad'; the commands are: list, add, remove, set"),
         (["exempt", "add"], "headgate exempt add: error: the following arguments are required: AGENT"),
         (["exempt", "add", "\x1b"], f"headgate exempt add: {NAME} '\\x1b'"),
         (["exempt", "remove", "a" * 129], f"headgate exempt remove: {NAME} '{'a' * 96}..."),
-        (["violations", "rest"], "headgate violations: error: unknown command 'rest'; the commands are: reset"),
+        (["violations", "rest"], "headgate violations: error: unknown command 'rest'; the commands are: list, reset"),
         (["violations", "reset"], "headgate violations reset: error: the following arguments are required: AGENT"),
         (["violations", "reset", "\u2028"], f"headgate violations reset: {NAME} '\\u2028'"),
         (["block"], "headgate block: error: the following arguments are required: AGENT"),
         (["block", "a\n"], f"headgate block: {NAME} 'a\\n'"),
+        (
+            ["block", "a", "10m"],
+            "headgate block: error: argument --for: expected it before a duration, such as --for 10m, got '10m' alone",
+        ),
         *[
             (["block", "a", "--for", bad], f"headgate block: error: argument --for: {DURATION}, got {bad!r}")
             for bad in ("", "2", "h", "1.5h", "2 h", "0s", "99999d", "9" * 20 + "h", "1h1", "\u0663h")

@@ -64,7 +64,8 @@ def _list(hub: HubApi, options: argparse.Namespace) -> int:
         return 0
     agents = hub.parse(lambda: [AgentSummary.parse(one) for one in found])
     if not agents:
-        print("no agent is registered" if options.all else "no agent is connected or was recently active")
+        recent = "no agent is connected or was recently active; --all lists all registered ones"
+        print("no agent is registered" if options.all else recent)
         return 0
     columns = [
         Column("agent", elastic=True), Column("here"), Column("used", right=True), Column("left", right=True),

@@ -4,7 +4,7 @@ import argparse
 import re
 from datetime import datetime
 from time import time
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from headgate.cli.answers import local_time, shown, whole
 from headgate.cli.hub_api import HubApi, HubError
@@ -31,6 +31,7 @@ def add(commands: Commands) -> None:
         "headgate block planner --until 2026-12-01T18:00",
         agent=existing_agent,
     )
+    block.add_argument("_unnamed", type=_refuse_unnamed, nargs="?", metavar="--for", help=argparse.SUPPRESS)
     end = block.add_mutually_exclusive_group()
     end.add_argument("--for", type=_from_now, dest="until", metavar="DURATION", help="such as 90s, 30m, 2h or 1d")
     end.add_argument(
@@ -110,6 +111,10 @@ def _from_now(text: str) -> float:
             f"expected a duration such as 90s, 30m, 2h or 1d, up to 10 years, got {text!r}"
         )
     return time() + seconds
+
+
+def _refuse_unnamed(text: str) -> NoReturn:
+    raise argparse.ArgumentTypeError(f"expected it before a duration, such as --for 10m, got {text!r} alone")
 
 
 def _moment(text: str) -> float:

@@ -3,15 +3,22 @@
 import argparse
 
 from headgate.cli.hub_api import HubApi
-from headgate.cli.hub_commands import add_agent_command, add_hub_command, print_unregistered
+from headgate.cli.hub_commands import ListCommand, add_agent_command, add_hub_command, print_unregistered
 from headgate.cli.hub_options import agent_name, hub_from
-from headgate.cli.parser import Commands, add_group
+from headgate.cli.parser import Commands
 from headgate.cli.terminal import print_json
 from headgate.errors import printable
 
 
 def add(commands: Commands) -> None:
-    verbs = add_group(commands, "exempt", "exempt agents from all limits")
+    verbs = _LIST.add_group(
+        commands,
+        "exempt",
+        "list exempt agents, or exempt agents from all limits",
+        "List the exempt agents. With add, remove and set, change who is exempt from all limits.",
+        "headgate exempt",
+        "headgate exempt add monitor",
+    )
     add_hub_command(
         verbs,
         "add",
@@ -39,7 +46,6 @@ def add(commands: Commands) -> None:
         "headgate exempt set monitor probe",
     )
     verb.add_argument("agents", type=agent_name, nargs="+", metavar="AGENT", help="names of all exempt agents")
-    add_hub_command(verbs, "list", _list, "list exempt agents", "List the exempt agents.", "headgate exempt list")
 
 
 def _add(options: argparse.Namespace) -> int:
@@ -53,26 +59,23 @@ def _add(options: argparse.Namespace) -> int:
 
 
 def _set(options: argparse.Namespace) -> int:
-    answer = hub_from(options).replace_exemptions(options.agents)
-    _print(options, answer)
+    hub = hub_from(options)
+    answer = hub.replace_exemptions(options.agents)
+    _LIST.print(options, hub, answer)
     if not options.json:
         _note_unregistered(options.agents, answer)
     return 0
-
-
-def _list(options: argparse.Namespace) -> int:
-    _print(options, hub_from(options).exemptions())
-    return 0
-
-
-def _print(options: argparse.Namespace, answer: dict[str, list[object]]) -> None:
-    if options.json:
-        print_json(answer)
-    else:
-        print("\n".join([printable(str(agent)) for agent in answer["agents"]]) or "no agent is exempt")
 
 
 def _note_unregistered(agents: list[str], answer: dict[str, list[object]]) -> None:
     """Print a note for each of these agents that the hub doesn't know."""
     unknown = answer.get("unregistered")
     print_unregistered(*[agent for agent in agents if isinstance(unknown, list) and agent in unknown])
+
+
+_LIST = ListCommand(
+    lambda hub, _: hub.exemptions(),
+    [],  # names alone, for scripts
+    lambda answer: [[str(agent)] for agent in answer["agents"]],
+    "no agent is exempt",
+)

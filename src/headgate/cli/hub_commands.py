@@ -93,6 +93,7 @@ class ListCommand:
 
     fetch: Callable[[HubApi, argparse.Namespace], Answer]
     columns: Sequence[Column]
+    """Without columns, the rows are names, which are printed without a title."""
     rows: Callable[[Answer], Rows]
     empty: str
     """The text in place of an empty table."""
@@ -125,10 +126,12 @@ class ListCommand:
             print_json(answer)
             return 0
         rows = hub.parse(lambda: self.rows(answer))
-        if rows:
+        if not rows:
+            print(self.empty)
+        elif self.columns:
             print_table(self.columns, rows)
         else:
-            print(self.empty)
+            print("\n".join([printable(str(name)) for (name,) in rows]))
         return 0
 
 

@@ -6,14 +6,21 @@ from typing import Any
 from headgate.cli.hub_api import HubApi
 from headgate.cli.hub_commands import ListCommand, Rows, add_agent_command, add_hub_command, print_unregistered
 from headgate.cli.hub_options import agent_name, hub_from
-from headgate.cli.parser import Commands, add_group
+from headgate.cli.parser import Commands
 from headgate.cli.terminal import Column, print_json, print_table
 from headgate.cli.tier_limits import SESSION, add_tier_limits, given_limits
 from headgate.errors import printable
 
 
 def add(commands: Commands) -> None:
-    verbs = add_group(commands, "override", "set, remove or list overrides")
+    verbs = _LIST.add_group(
+        commands,
+        "override",
+        "list, set or remove overrides",
+        "List the overrides of all agents. With set, override limits of an agent; with remove, let the defaults apply.",
+        "headgate override",
+        "headgate override set planner heavy=100/minute",
+    )
     verb = add_hub_command(
         verbs,
         "set",
@@ -36,7 +43,6 @@ def add(commands: Commands) -> None:
         "Remove all overrides of an agent: the defaults apply to it again.",
         "headgate override remove planner",
     )
-    _LIST.add(verbs, "list", "list all overrides", "List the overrides of all agents.", "headgate override list")
 
 
 def _set(options: argparse.Namespace) -> int:

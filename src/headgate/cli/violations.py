@@ -9,7 +9,7 @@ from headgate.cli.terminal import Column
 
 
 def add(commands: Commands) -> None:
-    parser = _LIST.add(
+    verbs = _LIST.add_group(
         commands,
         "violations",
         "list or reset violations",
@@ -18,7 +18,6 @@ def add(commands: Commands) -> None:
         "headgate violations",
         "headgate violations reset planner",
     )
-    verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
     add_agent_command(
         verbs,
         "reset",
