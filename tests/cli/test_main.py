@@ -496,7 +496,7 @@ def test_policy_check_covers_the_settings_of_the_hub(tmp_path: Path) -> None:
         "  hub.admin_token: expected at least 16 printable ASCII characters without spaces",
         "  hub.relay_rate_limit: expected messages per second, a number above 0 such as 1.0, or off",
     ]
-    assert mistakes[-1].startswith("  hub.prot: expected one of host, port, ")
+    assert mistakes[-1].startswith("  hub.prot: expected one of port, host, ")
     assert "short" not in result.stderr
 
 
