@@ -31,7 +31,7 @@ NEW = "note: the account {} is new: nothing named it before\n"
 STEPS = [
     Step("agents", [], r"agent .*\nplanner +yes "),
     Step("agents", ["--all"], r"agent .*\naway .*\nplanner "),
-    Step("agents", ["planner"], r"agent +planner\nstate +connected; rate limited, (?s:.*)ws ping +light +12"),
+    Step("agents", ["planner"], r"agent +planner\nstate +connected; gets no new tasks for (?s:.*)ws ping +light +12"),
     Step("alerts", [], rf"raised .*\n{TIME}  planner  open +12  ws ping"),
     Step("addresses", [], r"no address was denied"),
     Step(
