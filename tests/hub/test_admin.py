@@ -252,7 +252,7 @@ async def test_reload_reads_the_policy_file_again(tmp_path: Path) -> None:
         assert await light() == "7/minute"
         assert (await admin.get(LIMITS)).json()["defaults"]["ws"]["heavy"] == "3/minute"  # changes stay on top
         for broken, mistake in (
-            ('[limits]\nlight = 5\nhevy = "1/s"\n', "2 mistakes\n  limits.hevy: expected one of light, normal"),
+            ('[limits]\nlight = 5\nhevy = "1/s"\n', "2 mistakes\n  limits.hevy: expected one of heavy, light, normal"),
             ("[limits", "1 mistake\n  expected TOML, got: Expected ']'"),
             (None, "1 mistake\n  expected a readable file, got: No such file"),
         ):
