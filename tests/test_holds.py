@@ -560,6 +560,30 @@ def test_a_timeout_that_is_no_time_is_refused(clock: ManualClock, timeout: Any) 
     assert left(limiter) == 10
 
 
+class Equality:
+    """What a comparison of numpy's numbers returns: like a bool, and none."""
+
+    def __init__(self, equal: bool) -> None:
+        self.equal = equal
+
+    def __bool__(self) -> bool:
+        return self.equal
+
+
+class OddFloat(float):
+    def __eq__(self, other: object) -> Any:
+        return Equality(float(self) == other)
+
+    __hash__ = float.__hash__
+
+
+@pytest.mark.parametrize("seconds", [0, 1.5])
+def test_a_timeout_may_be_a_float_that_compares_in_its_own_way(clock: ManualClock, seconds: float) -> None:
+    limiter = make("10/day", clock)
+    assert limiter.hold("a", timeout=OddFloat(seconds))
+    assert asyncio.run(_awaited(limiter.ahold("a", timeout=OddFloat(seconds))))
+
+
 @pytest.mark.parametrize("zero", [0, 0.0, Decimal(0), Fraction(0)])
 def test_a_timeout_of_zero_asks_once_whoever_waits(clock: ManualClock, zero: Any) -> None:
     limiter = make("10/day; 1 in flight", clock)

@@ -37,6 +37,7 @@ from headgate.stores.base import Ask, Change, Edit, Offence, Verb
 DECISION = Limiter(per_minute(60)).check("agent")
 
 MADE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "_AgentMoved": (({"usd": 5}, 1.5), {}),
     "HoldDenied": (("not enough left", 1000, Bound("acme", "usd", "")), {}),
     "RateLimited": (("agent", 5.0, "5 signals/sec", 200), {"degraded": True, "bound": Bound("acme", "usd", "")}),
     "UnknownHold": (("agent", "hold-1"), {}),

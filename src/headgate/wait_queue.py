@@ -5,7 +5,7 @@ pass; the others sleep until they are first. So a large cost is not overtaken by
 leaves the queue, because it passed, ran out of time, was cancelled or failed, wakes up the new first.
 
 Queues may wait for the same thing, such as the slots of an account: they are in one group. What comes back wakes up the
-first of a few queues of the group, those before others that were served or woken longest ago. So no queue starves, and
+first in a few queues of the group, beginning with those that were served or woken longest ago. So no queue starves, and
 it costs the same however many there are.
 
 A task whose event loop was closed can't leave, and nobody is told of it. So the first of each loop in a queue, and its
@@ -87,10 +87,12 @@ class WaitQueues:
             queue = self._queues.get(key)
             if queue is None:
                 return
-            while queue.waiters and _is_abandoned(queue.waiters[0]):
-                queue.waiters.popleft()
-            if queue.waiters:
-                queue.waiters[0].wake()
+            waiters = queue.waiters
+            while waiters and _is_abandoned(first := waiters[0]):
+                with suppress(ValueError):  # a finalizer in this thread may have removed it
+                    waiters.remove(first)
+            if waiters:
+                waiters[0].wake()
             else:
                 self._drop(key)
 
@@ -101,15 +103,18 @@ class WaitQueues:
         with self._lock:
             keys = self._groups.get(group, OrderedDict())
             for key in list(islice(keys, _WOKEN)):
-                keys.move_to_end(key)
+                if key in keys:  # still: a finalizer in this thread may have dropped it
+                    keys.move_to_end(key)
                 self.wake(key)
 
     def _drop(self, key: str) -> None:
-        for group in self._queues.pop(key).groups:
+        queue = self._queues.get(key)
+        for group in () if queue is None else queue.groups:
             keys = self._groups.get(group, OrderedDict())
             keys.pop(key, None)  # a thread that was interrupted may not have added it
             if not keys:
                 self._groups.pop(group, None)
+        self._queues.pop(key, None)
 
     def join(self, key: str, waiter: Waiter, groups: tuple[str, ...] = ()) -> None:
         with self._lock:
@@ -182,7 +187,7 @@ def _is_abandoned(waiter: Waiter) -> bool:
 def is_zero(timeout: object) -> bool:
     """Whether a timeout is 0, as any kind of number: nothing waits then."""
     try:
-        return timeout == 0 and not isinstance(timeout, bool)
+        return bool(timeout == 0) and not isinstance(timeout, bool)
     except ArithmeticError:  # a signalling NaN can't be compared
         return False
 

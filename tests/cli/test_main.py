@@ -102,6 +102,13 @@ NAME = "error: argument AGENT: expected 1 to 128 printable characters, got"
                 "acme/search? the commands are: list, show, set, unset, plan, move"
             ),
         ),
+        (
+            ["accounts", "create", "acme"],
+            (
+                "headgate accounts: error: unknown command 'create'; the commands are: list, show, set, unset, plan, "
+                "move"
+            ),
+        ),
         (["override", "set"], "headgate override set: error: the following arguments are required: AGENT, TIER=LIMIT"),
         (["override", "set", "a"], "headgate override set: error: the following arguments are required: TIER=LIMIT"),
         *[

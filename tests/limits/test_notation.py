@@ -147,8 +147,15 @@ def test_parse_says_how_what_is_nearly_a_limit_is_written(bad: str, expected: st
 def test_parse_says_that_a_comma_separates_limits(bad: str, number: str, right: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse(bad)
-    without = f"numbers without commas, since a comma separates limits (write {right!r})"
+    without = f"numbers without commas, because a comma separates limits (write {right!r})"
     assert str(caught.value) == f"limit {bad!r}: expected {without}, got {number!r}"
+
+
+@pytest.mark.parametrize("bad", ["60/minute burst 5,100/fortnight", "5/minute burst 100,200/huor", "1234,567/hour"])
+def test_parse_takes_no_other_mistake_for_a_comma_in_a_number(bad: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse(bad)
+    assert "without commas" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

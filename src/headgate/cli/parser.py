@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from textwrap import fill
 from typing import Any, NoReturn, TypeAlias
 
@@ -45,9 +44,9 @@ class CommandParser(argparse.ArgumentParser):
         unknown = re.match(r"argument COMMAND: invalid choice: ('.*?') \(choose from (.*)\)", message)
         if unknown:
             commands = unknown[2].replace("'", "")
-            name, known = unknown[1][1:-1], commands.split(", ")
-            by_name = "show" in known and not get_close_matches(name, known, 1)
-            hint = f"did you mean {self.prog} show {name}? " if by_name else ""
+            name = unknown[1][1:-1]
+            by_path = "show" in commands.split(", ") and "/" in name  # of an account: no command is called that
+            hint = f"did you mean {self.prog} show {name}? " if by_path else ""
             message = f"unknown command {unknown[1]}; {hint}the commands are: {commands}"
         message = re.sub(r"invalid choice: ('.*?') \(choose from (.*)\)", _expected, message)
         super().error(printable(message))

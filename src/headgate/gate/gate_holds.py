@@ -49,9 +49,10 @@ _BLOCKED: Final = Decision(Outcome.DENY, BLOCKED, 0, NEVER, 0, -1)
 class _AgentMoved(Exception):
     """While a hold waited, its agent moved to another account: it may have been made in the one before."""
 
-    def __init__(self, left: float | None) -> None:
+    def __init__(self, costs: Costs, left: float | None) -> None:
         """`left`: seconds of its timeout."""
-        super().__init__(left)
+        super().__init__(costs, left)
+        self.costs: Final = costs
         self.left: Final = left
 
 
@@ -95,7 +96,7 @@ class GateHolds(GateChanges):
         except _AgentMoved as moved:
             return self.hold(
                 agent,
-                costs,
+                moved.costs,
                 session=session,
                 tool=tool,
                 lease=lease,
@@ -135,7 +136,7 @@ class GateHolds(GateChanges):
             except _AgentMoved as moved:
                 return await self.ahold(
                     agent,
-                    costs,
+                    moved.costs,
                     session=session,
                     tool=tool,
                     lease=lease,
@@ -176,7 +177,7 @@ class GateHolds(GateChanges):
             if attempt.template.context is not templates.context:
                 other = templates.attempt(agent, known, session, tool, lease, hold_id, keep, max_age)
                 if other.template.asks.path != attempt.template.asks.path and not attempt.own_id:
-                    raise _AgentMoved(None if end is None else max(end - clock.now(), 0) / 1_000_000)
+                    raise _AgentMoved(known, None if end is None else max(end - clock.now(), 0) / 1_000_000)
                 attempt.replace(other)
             return _BLOCKED if self._lookup.block_of(attempt.template.agent) is not None else None
 

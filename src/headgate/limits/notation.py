@@ -52,7 +52,7 @@ _LIKE_SLOTS: Final = re.compile(r"(\d{1,18})\s*(?:in-?flight|concurrent|parallel
 _RATE_WITH_UNIT: Final = re.compile(
     rf"({_NUMBER})\s*([a-z][a-z_]{{0,30}})\s*(?:/\s*|\bper\s+)([a-z]+)\b.*", re.ASCII | re.IGNORECASE
 )
-_THOUSANDS: Final = re.compile(r"\d{1,3}(?:,\d{3})+(?!\d)", re.ASCII)
+_THOUSANDS: Final = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?!\d)", re.ASCII)
 
 _RATES: Final = (
     "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10'; UNIT is "
@@ -112,12 +112,19 @@ def _parse_one(part: str, text: str, unit: str, expected: str, zone: str) -> Lim
         raise InvalidInput(f"limit {text!r:.100}: {error}") from None
     if limit is None:
         thousands = _THOUSANDS.search(text)
-        if thousands is not None:
-            joined = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
-            without = f"numbers without commas, since a comma separates limits (write {joined!r:.100})"
+        joined = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
+        if thousands is not None and _is_readable(joined, unit, zone):
+            without = f"numbers without commas, because a comma separates limits (write {joined!r:.100})"
             refuse(f"limit {text!r:.100}", without, thousands[0])
         refuse(f"limit {text!r:.100}", expected or _expected(part), part)
     return limit
+
+
+def _is_readable(text: str, unit: str, zone: str) -> bool:
+    try:
+        return all([_rate(part) or _budget(part, unit, zone) for part in map(str.strip, re.split(r"[;,|]", text))])
+    except InvalidInput:
+        return False
 
 
 def _expected(part: str) -> str:

@@ -161,8 +161,8 @@ class AccountAlerts:
         if self._store.is_comparison_due():
             await self._compare()
         if self._starts_from_file:
-            self._starts_from_file = False
             await self._raise_again()
+            self._starts_from_file = False
         worked = self._due or bool(self._events) or len(self._open) != before
         while self._events:
             await self._raise(self._events.popleft())
@@ -182,19 +182,20 @@ class AccountAlerts:
         while page:
             paths += [gate.path_of(one.agent) for one in page]
             page = await self._agents(page[-1].agent)
-        for start in range(0, len(paths), _BATCH):
+        for number, path in enumerate(paths):
             try:
-                found = await gate.aaccounts(paths[start : start + _BATCH])
-            except InvalidInput:  # a reload has removed one of them
+                limits = (await gate.aaccount(path)).limits
+            except InvalidInput:  # a reload has removed it
                 continue
-            for limit in [limit for account in found for limit in account.limits]:
+            for limit in limits:
                 share = alert_share(limit.left, limit.amount)
                 if share and _is_budget(limit.limit):
                     after = limit.resets_after
                     resets_at = None if after is None else float(round(self._clock.wall() + after))
                     told = (share, limit.limit, resets_at, limit.left)
                     await self._raise(AccountAlerted(limit.account, limit.resource, limit.tool, *told))
-            await asyncio.sleep(0)
+            if number % _BATCH == 0:
+                await asyncio.sleep(0)
 
     async def _raise(self, event: AccountAlerted) -> None:
         """Open an alert, or raise the open one again, and send a notification: unless another hub has."""
