@@ -74,7 +74,7 @@ def test_bench_without_a_server_says_so(capsys: pytest.CaptureFixture[str]) -> N
     ("typed", "offered"),
     [
         ("ov", ["override"]),
-        ("override ", ["set", "remove", "list"]),
+        ("override ", ["list", "set", "remove"]),
         ("override set --ch", ["--channel"]),
         ("check --tier ", ["light", "normal", "heavy"]),
         ("replay --tier ", ["light", "normal", "heavy"]),
