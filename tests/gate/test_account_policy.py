@@ -356,3 +356,17 @@ def test_f1_changes_of_accounts_survive_a_restart(tmp_path: Path) -> None:
             "account limit of 'acme/search' for usd set to 7 usd/calendar day in Europe/Berlin",
             "account of 'writer' set to acme/ops",
         }
+
+
+@pytest.mark.parametrize("resource", ["usd", "tokens"])
+@pytest.mark.parametrize("limit", ["3/minute; 20/calendar day", "0.5/minute; 20/calendar day; 100 in all"])
+def test_f1_a_changed_limit_of_a_rate_and_budgets_survives_a_restart(tmp_path: Path, resource: str, limit: str) -> None:
+    def limits(gate: Gate) -> list[tuple[str, str]]:
+        return [(one.resource, one.limit) for one in gate.account("acme").limits]
+
+    with Gate(Policy(), remember=tmp_path / "gate.db") as gate:
+        gate.set_account_limit("acme", resource, limit)
+        before = limits(gate)
+    with Gate(Policy(), remember=tmp_path / "gate.db") as gate:
+        assert len(limits(gate)) == limit.count(";") + 1
+        assert limits(gate) == before

@@ -32,13 +32,18 @@ from functools import lru_cache
 from typing import Any, Final
 
 from headgate.limits.decision import Limit
-from headgate.limits.notation import parse
+from headgate.limits.notation import parse, parse_each
 from headgate.stores.base import LAST_MOMENT, UNREADABLE, Block, Change, Edit
 
 _SUBJECT: Final = ("agent", "channel", "tier")
 _EDIT: Final = ("kind", *_SUBJECT, "value")
 _MOST: Final = 2**63  # that a database can store
-_LIMITS: Final = ("override", "default", "session", "account_limit", "level_limit", "plan_limit")  # values are limits
+_LIMITS: Final = ("override", "default", "session")  # values are limits
+_ACCOUNT_LIMITS: Final = (
+    "account_limit",
+    "level_limit",
+    "plan_limit",
+)  # the same, of which a resource scales each part
 
 
 def to_rows(change: Change) -> list[dict[str, Any]]:
@@ -71,6 +76,8 @@ def _is_readable(kind: str, value: str) -> bool:
     try:
         if kind in _LIMITS:
             read_limit(value)
+        elif kind in _ACCOUNT_LIMITS:
+            parse_each(value)
         elif kind == "block":
             Block.read(value)
     except ValueError:  # InvalidInput is one, too
