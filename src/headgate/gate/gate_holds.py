@@ -21,7 +21,7 @@ from headgate.gate.account_holds import (
 from headgate.gate.account_status import alert_share
 from headgate.gate.accounts import NO_ACCOUNT, Bound, is_within, level_of
 from headgate.gate.gate_changes import GateChanges
-from headgate.gate.hold_templates import HoldTemplates
+from headgate.gate.hold_templates import HoldRequest, HoldTemplates
 from headgate.gate.policy import Policy, check_agent
 from headgate.gate.store_calls import StoreCall, acall_store, call_store
 from headgate.holds import PendingHold, check_id, found_hold
@@ -49,10 +49,10 @@ _BLOCKED: Final = Decision(Outcome.DENY, BLOCKED, 0, NEVER, 0, -1)
 class _AgentMoved(Exception):
     """While a hold waited, its agent moved to another account: it may have been made in the one before."""
 
-    def __init__(self, costs: Costs, left: float | None) -> None:
+    def __init__(self, request: HoldRequest, left: float | None) -> None:
         """`left`: seconds of its timeout."""
-        super().__init__(costs, left)
-        self.costs: Final = costs
+        super().__init__(request, left)
+        self.request: Final = request
         self.left: Final = left
 
 
@@ -86,25 +86,16 @@ class GateHolds(GateChanges):
 
         Its lease is 60 seconds, or `accounts.max_lease` if that is less. See `Limiter.hold` for the other arguments.
         """
-        attempt = self._hold_templates().attempt(agent, costs, session, tool, lease, hold_id, keep, max_age)
-        line = self._line_of(attempt, agent, costs, timeout, session, tool, lease, keep, max_age)
+        request = HoldRequest(agent, costs, session, tool, lease, hold_id, keep, max_age)
+        attempt = self._hold_templates().attempt(request)
+        line = self._line_of(attempt, request, timeout)
         before = drive(self._find_repeated(attempt), call_store) if attempt.may_be_elsewhere else None
         if before is not None:
             return before
         try:
             hold = attempt.run(self._hold_queues, line, timeout)
         except _AgentMoved as moved:
-            return self.hold(
-                agent,
-                moved.costs,
-                session=session,
-                tool=tool,
-                lease=lease,
-                timeout=moved.left,
-                hold_id=hold_id,
-                keep=keep,
-                max_age=max_age,
-            )
+            return self.hold(**moved.request._asdict(), timeout=moved.left)
         except HoldError as error:
             return drive(self._after_error(attempt, error), call_store)
         plain = hold and not attempt.repeated
@@ -124,27 +115,18 @@ class GateHolds(GateChanges):
         max_age: Number | None = 3600,
     ) -> PendingHold[AccountHold]:
         """`hold`, to be awaited, or used in `async with`."""
+        request = HoldRequest(agent, costs, session, tool, lease, hold_id, keep, max_age)
 
         async def make() -> AccountHold:
-            attempt = self._hold_templates().attempt(agent, costs, session, tool, lease, hold_id, keep, max_age)
-            line = self._line_of(attempt, agent, costs, timeout, session, tool, lease, keep, max_age)
+            attempt = self._hold_templates().attempt(request)
+            line = self._line_of(attempt, request, timeout)
             before = await adrive(self._find_repeated(attempt), acall_store) if attempt.may_be_elsewhere else None
             if before is not None:
                 return before
             try:
                 hold = await attempt.arun(self._hold_queues, line, timeout)
             except _AgentMoved as moved:
-                return await self.ahold(
-                    agent,
-                    moved.costs,
-                    session=session,
-                    tool=tool,
-                    lease=lease,
-                    timeout=moved.left,
-                    hold_id=hold_id,
-                    keep=keep,
-                    max_age=max_age,
-                )
+                return await self.ahold(**moved.request._asdict(), timeout=moved.left)
             except HoldError as error:
                 return await adrive(self._after_error(attempt, error), acall_store)
             if hold and not attempt.repeated:
@@ -153,31 +135,21 @@ class GateHolds(GateChanges):
 
         return PendingHold(make)
 
-    def _line_of(
-        self,
-        attempt: AccountAttempt,
-        agent: str,
-        costs: Costs,
-        timeout: Number | None,
-        session: object,
-        tool: object,
-        lease: object,
-        keep: object,
-        max_age: object,
-    ) -> str:
+    def _line_of(self, attempt: AccountAttempt, request: HoldRequest, timeout: Number | None) -> str:
         """The line of an attempt, if it may wait. It is decided by the rules that are in effect when its turn comes."""
         waits = not is_zero(timeout)
         if not waits and not attempt.template.blocked:
             return ""
-        hold_id, known, clock = attempt.hold_id.removeprefix(attempt.template.id_start), dict(costs), self._store.clock
+        hold_id, clock = attempt.hold_id.removeprefix(attempt.template.id_start), self._store.clock
+        again = request._replace(costs=dict(request.costs), hold_id=hold_id)
         end = None if timeout is None else clock.now() + microseconds("timeout", timeout)
 
         def look_again() -> Decision | None:
             templates = self._hold_templates()
             if attempt.template.context is not templates.context:
-                other = templates.attempt(agent, known, session, tool, lease, hold_id, keep, max_age)
+                other = templates.attempt(again)
                 if other.template.asks.path != attempt.template.asks.path and not attempt.own_id:
-                    raise _AgentMoved(known, None if end is None else max(end - clock.now(), 0) / 1_000_000)
+                    raise _AgentMoved(again, None if end is None else max(end - clock.now(), 0) / 1_000_000)
                 attempt.replace(other)
             return _BLOCKED if self._lookup.block_of(attempt.template.agent) is not None else None
 

@@ -1,7 +1,7 @@
 """Attempts at holds of a gate, compiled: what the holds of an agent have in common is made once."""
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from headgate._hold_hot import keep_of, lease_of
 from headgate.errors import refuse
@@ -19,6 +19,19 @@ LEASE: Final = 60
 _REMEMBERED: Final = 10_000
 
 
+class HoldRequest(NamedTuple):
+    """The arguments of `Gate.hold` besides its timeout, unchecked. (mypyc can't compile fields of type `object`.)"""
+
+    agent: Any
+    costs: Any
+    session: Any
+    tool: Any
+    lease: Any
+    hold_id: Any
+    keep: Any
+    max_age: Any
+
+
 class HoldTemplates:
     """The templates of holds, by agent, tool and resources, under the rules of one lookup."""
 
@@ -31,18 +44,9 @@ class HoldTemplates:
         self._most: Final = accounts.max_open_holds
         self._found: dict[tuple[object, object, bool, tuple[object, ...]], HoldTemplate] = {}
 
-    def attempt(
-        self,
-        agent: object,
-        costs: object,
-        session: object,
-        tool: object,
-        lease: object,
-        hold_id: object,
-        keep: object,
-        max_age: object,
-    ) -> AccountAttempt:
+    def attempt(self, request: HoldRequest) -> AccountAttempt:
         """An attempt at a hold, from what a caller gives."""
+        agent, costs, session, tool, lease, hold_id, keep, max_age = request
         owner, taken = self.owner(agent, costs, session, tool)
         template, asks = owner.template, owner.template.asks
         span = self._lease
