@@ -157,11 +157,8 @@ def parse_retry_after(value: str, now: float | None = None) -> int | None:
     number = _number(value)
     if number is not None:
         return ceil(number)
-    try:
-        moment = parsedate_to_datetime(value).timestamp()
-    except (TypeError, ValueError, OverflowError, OSError):
-        return None
-    return max(ceil(moment - (time.time() if now is None else now)), 0)
+    moment = _parse_date(value)
+    return None if moment is None else max(ceil(moment - (time.time() if now is None else now)), 0)
 
 
 def _read_retry_after(headers: Mapping[str, str], now: float) -> float | None:
@@ -240,7 +237,7 @@ def _read_llm_headers(headers: Mapping[str, str], now: float) -> Iterator[tuple[
     """Read the dialects of OpenAI and Anthropic."""
 
     def until(moment: Fraction) -> float:
-        date = _parse_date(headers.get("date", ""))
+        date = _parse_date(_bounded(headers.get("date", "")))
         return _whole_microseconds(moment - Fraction(now if date is None else date))
 
     def policy(name: str, limit: str) -> tuple[QuotaPolicy, ...]:
@@ -281,7 +278,7 @@ def _parse_count(value: str) -> int | None:
 
 def _parse_date(value: str) -> float | None:
     try:
-        return parsedate_to_datetime(_bounded(value)).timestamp()
+        return parsedate_to_datetime(value).timestamp()
     except (TypeError, ValueError, OverflowError, OSError):
         return None
 
