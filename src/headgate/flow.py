@@ -14,9 +14,9 @@ the flow's business; how they are carried out is the driver's. So a flow is writ
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import wraps
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from headgate.errors import HeadgateError
 
@@ -68,6 +68,22 @@ async def adrive(
     except StopIteration as end:
         result: Result = end.value
         return result
+
+
+class TwinCall(NamedTuple):
+    """A step of a flow: call a method, as `call_method` does for threads, or its async twin, as `call_twin` does."""
+
+    method: Callable[..., Any]
+    twin: Callable[..., Awaitable[Any]]
+    arguments: tuple[Any, ...]
+
+
+def call_method(step: TwinCall) -> Any:
+    return step.method(*step.arguments)
+
+
+def call_twin(step: TwinCall) -> Awaitable[Any]:
+    return step.twin(*step.arguments)
 
 
 def no_event_loop(what: str, method: str) -> HeadgateError:

@@ -31,6 +31,9 @@ class Held:
             meanwhile()
         return decision
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
 
 def held(clock: ManualClock) -> tuple[HeadgateStorage, Held]:
     storage, store = HeadgateStorage("headgate+memory://", clock=clock), Held(clock)

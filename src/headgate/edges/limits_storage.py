@@ -16,12 +16,12 @@ counts a moment after the window's end, still finds the hits of that window. By 
 
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache, wraps
 from typing import Any, ClassVar, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from headgate.errors import HeadgateError, StoreError, refuse
-from headgate.flow import Flow, adrive, drive
+from headgate.flow import Flow, TwinCall, adrive, call_method, call_twin, drive
 from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision
 from headgate.limits.numbers import Number
@@ -72,19 +72,8 @@ def _rules(amount: int, expiry: Number) -> _Rules:
     return _Rules(SlidingWindow(most, expiry), SlidingWindow(_MARKED, expiry), SlidingWindow(most, 2 * expiry))
 
 
-class _ApplyStep(NamedTuple):
-    verb: Verb
-    asks: list[Ask]
-
-
-class _ForgetStep(NamedTuple):
-    name: str
-    key: str
-    rule: SlidingWindow
-
-
-_Flow: TypeAlias = Flow[_ApplyStep | _ForgetStep, Result]
-"""Yields steps for the store, and is sent their results."""
+_Flow: TypeAlias = Flow[TwinCall, Result]
+"""Yields calls of the store, and is sent their results."""
 
 
 def _carried_out(flow: Callable[P, _Flow[object]]) -> Callable[P, Any]:
@@ -148,6 +137,12 @@ class _StorageFlows:
     def _run(self, flow: _Flow[object]) -> Any:
         raise NotImplementedError
 
+    def _apply(self, verb: Verb, *asks: Ask) -> TwinCall:
+        return TwinCall(self._store.apply, self._store.aapply, (verb, asks, 0))
+
+    def _forget(self, name: str, key: str, rule: SlidingWindow) -> TwinCall:
+        return TwinCall(self._store.forget, self._store.aforget, (name, key, rule))
+
     # Windows that move ------------------------------------------------------------------------------------------------
 
     def _take(self, name: str, key: str, amount: int, expiry: Number, cost: int) -> _Flow[bool]:
@@ -155,19 +150,19 @@ class _StorageFlows:
         if _cost(cost) > amount:
             return False
         log = _rules(amount, expiry).log
-        return bool((yield _ApplyStep(Verb.CHECK, [Ask(name, key, log, cost)])))
+        return bool((yield self._apply(Verb.CHECK, Ask(name, key, log, cost))))
 
     def _look(self, name: str, key: str, amount: int, expiry: Number) -> _Flow[tuple[int, float]]:
         """How much a log holds, and in how many seconds the oldest of it leaves."""
         log, cost = _rules(amount, expiry).log, 1
-        decision: Decision = yield _ApplyStep(Verb.PEEK, [Ask(name, key, log, cost)])
+        decision: Decision = yield self._apply(Verb.PEEK, Ask(name, key, log, cost))
         for _ in range(_TRIES):
             if decision.remaining == log.capacity:
                 return 0, 0.0
             if cost == decision.remaining + 1:  # then it waits for the oldest
                 break
             cost = decision.remaining + 1
-            decision = yield _ApplyStep(Verb.PEEK, [Ask(name, key, log, cost)])
+            decision = yield self._apply(Verb.PEEK, Ask(name, key, log, cost))
         return log.capacity - decision.remaining, decision.retry_after or 0.0
 
     def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> Any:
@@ -191,12 +186,12 @@ class _StorageFlows:
 
     def _marked(self, key: str, rules: _Rules) -> _Flow[tuple[int, float]]:
         """Whose turn it is, or 0 if no window is open; and the seconds until it ends."""
-        decision: Decision = yield _ApplyStep(Verb.PEEK, [Ask(_FIXED, key, rules.marker, 1)])
+        decision: Decision = yield self._apply(Verb.PEEK, Ask(_FIXED, key, rules.marker, 1))
         used = rules.marker.capacity - decision.remaining
         return (used - 3, decision.reset_after) if used else (0, 0.0)
 
     def _counted(self, key: str, rules: _Rules, turn: int) -> _Flow[int]:
-        decision: Decision = yield _ApplyStep(Verb.PEEK, [Ask(f"{_FIXED}-{turn}", key, rules.counter, 1)])
+        decision: Decision = yield self._apply(Verb.PEEK, Ask(f"{_FIXED}-{turn}", key, rules.counter, 1))
         return rules.counter.capacity - decision.remaining
 
     @_carried_out
@@ -214,17 +209,17 @@ class _StorageFlows:
                 return cost + ((yield from self._counted(key, rules, turn)) if turn else 0)
             if turn:
                 ask = Ask(f"{_FIXED}-{turn}", key, rules.counter, cost)
-                decision: Decision = yield _ApplyStep(Verb.CHECK, [ask])
+                decision: Decision = yield self._apply(Verb.CHECK, ask)
                 used = rules.counter.capacity - decision.remaining
                 if not decision:
                     return used + cost
                 if self.clock.now() - began < seconds * 1_000_000:
                     return used
-                yield _ApplyStep(Verb.REFUND, [ask])  # delayed by a whole window: it may be the wrong one
+                yield self._apply(Verb.REFUND, ask)  # delayed by a whole window: it may be the wrong one
             else:
                 turn, before = yield from self._free(key, rules)
                 ask = Ask(f"{_FIXED}-{turn}", key, rules.counter, cost)
-                if (yield _ApplyStep(Verb.CHECK, [Ask(_FIXED, key, rules.marker, 3 + turn), ask])):
+                if (yield self._apply(Verb.CHECK, Ask(_FIXED, key, rules.marker, 3 + turn), ask)):
                     return before + cost
         return max(before + cost, most + 1)
 
@@ -256,14 +251,14 @@ class _StorageFlows:
     def clear(self, key: str) -> _Flow[None]:
         """The marker last: a caller that counts meanwhile counts in the window that ends with it."""
         rules = _rules(*self._limit(key))
-        yield _ForgetStep(_MOVING, key, rules.log)
+        yield self._forget(_MOVING, key, rules.log)
         for turn in _TURNS:
-            yield _ForgetStep(f"{_FIXED}-{turn}", key, rules.counter)
-        yield _ForgetStep(_FIXED, key, rules.marker)
+            yield self._forget(f"{_FIXED}-{turn}", key, rules.counter)
+        yield self._forget(_FIXED, key, rules.marker)
 
     @_carried_out
     def clear_sliding_window(self, key: str, expiry: int) -> _Flow[None]:
-        yield _ForgetStep(_SLIDING, key, _rules(*self._limit(key, expiry)).log)
+        yield self._forget(_SLIDING, key, _rules(*self._limit(key, expiry)).log)
 
     def _keys_of(self, dropped: Mapping[str, int]) -> int:
         """How many keys of `limits` were dropped: a marker is one, the counters beside it are not."""
@@ -310,12 +305,7 @@ class HeadgateStorage(
     STORAGE_SCHEME: ClassVar[list[str]] = [f"headgate+{store}" for store in SCHEMES]  # type: ignore[misc]
 
     def _run(self, flow: _Flow[object]) -> Any:
-        return drive(flow, self._perform)
-
-    def _perform(self, step: _ApplyStep | _ForgetStep) -> object:
-        if isinstance(step, _ApplyStep):
-            return self._store.apply(step.verb, step.asks, 0)
-        return self._store.forget(*step)
+        return drive(flow, call_method)
 
     def check(self) -> bool:
         """Whether the store can be used."""
@@ -345,12 +335,7 @@ class AsyncHeadgateStorage(
     STORAGE_SCHEME: ClassVar[list[str]] = [f"async+headgate+{store}" for store in SCHEMES]  # type: ignore[misc]
 
     def _run(self, flow: _Flow[object]) -> Any:
-        return adrive(flow, self._perform)
-
-    def _perform(self, step: _ApplyStep | _ForgetStep) -> Awaitable[object]:
-        if isinstance(step, _ApplyStep):
-            return self._store.aapply(step.verb, step.asks, 0)
-        return self._store.aforget(*step)
+        return adrive(flow, call_twin)
 
     async def check(self) -> bool:
         try:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Final
 
 from headgate.errors import refuse
-from headgate.flow import Flow, adrive, drive, in_thread
+from headgate.flow import Flow, TwinCall, adrive, call_method, call_twin, drive, in_thread
 from headgate.gate import changes
 from headgate.gate.account_asks import (
     HOLDS,
@@ -33,7 +33,6 @@ from headgate.gate.accounts import (
 )
 from headgate.gate.gate_holds import GateHolds
 from headgate.gate.policy import check_agent
-from headgate.gate.store_calls import StoreCall, acall_store, call_store
 from headgate.gate.usage import DEFAULT_GROUPS, Usage, UsageTotal, usage_groups, usage_totals
 from headgate.limits.budget import Budget
 from headgate.limits.calendar import Calendar, zone_of
@@ -56,33 +55,33 @@ class GateAccounts(GateHolds):
 
     def explain(self, agent: str, *, session: str | int | None = None, tool: str | None = None) -> list[LimitStatus]:
         """Every limit that a hold of an agent would meet, with what is left of it."""
-        return drive(self._explain(agent, session, tool), call_store)
+        return drive(self._explain(agent, session, tool), call_method)
 
     async def aexplain(
         self, agent: str, *, session: str | int | None = None, tool: str | None = None
     ) -> list[LimitStatus]:
-        return await adrive(self._explain(agent, session, tool), acall_store)
+        return await adrive(self._explain(agent, session, tool), call_twin)
 
-    def _explain(self, agent: object, session: object, tool: object) -> Flow[StoreCall, list[LimitStatus]]:
+    def _explain(self, agent: object, session: object, tool: object) -> Flow[TwinCall, list[LimitStatus]]:
         owner, costs = self._hold_templates().owner(agent, {}, session, tool)
         asks = owner.template.asks
         return (yield from self._status(asks, asks.asks(costs, owner.session), owner.session))
 
     def account(self, path: str) -> AccountStatus:
         """An account, an agent or a session by its path, with all its limits and what is left of them."""
-        return drive(self._read_account(path), call_store)
+        return drive(self._read_account(path), call_method)
 
     async def aaccount(self, path: str) -> AccountStatus:
-        return await adrive(self._read_account(path), acall_store)
+        return await adrive(self._read_account(path), call_twin)
 
     def accounts(self, paths: Iterable[str]) -> list[AccountStatus]:
         """Several accounts. The open holds of each top account are read once."""
-        return drive(self._read_accounts(paths), call_store)
+        return drive(self._read_accounts(paths), call_method)
 
     async def aaccounts(self, paths: Iterable[str]) -> list[AccountStatus]:
-        return await adrive(self._read_accounts(paths), acall_store)
+        return await adrive(self._read_accounts(paths), call_twin)
 
-    def _read_accounts(self, paths: Iterable[str]) -> Flow[StoreCall, list[AccountStatus]]:
+    def _read_accounts(self, paths: Iterable[str]) -> Flow[TwinCall, list[AccountStatus]]:
         if isinstance(paths, str) or not isinstance(paths, Iterable):
             refuse("accounts", "paths of accounts, such as ['acme', 'acme/search']", paths)
         held: dict[str, dict[Bound, int]] = {}
@@ -94,7 +93,7 @@ class GateAccounts(GateHolds):
 
     def _read_account(
         self, path: object, held: dict[str, dict[Bound, int]] | None = None
-    ) -> Flow[StoreCall, AccountStatus]:
+    ) -> Flow[TwinCall, AccountStatus]:
         effective = self._lookup.effective
         accounts = effective.accounts
         found = accounts.check_path("account", path, sessions=True)
@@ -112,18 +111,18 @@ class GateAccounts(GateHolds):
         made: tuple[Ask, ...],
         session: str,
         known: dict[str, dict[Bound, int]] | None = None,
-    ) -> Flow[StoreCall, list[LimitStatus]]:
+    ) -> Flow[TwinCall, list[LimitStatus]]:
         """The limits of some asks. `known` is what is held, by top account, and gets what is read here."""
         store, accounts = self._account_store, self._lookup.effective.accounts
         peeked = list(made)
         for place, row in enumerate(asks.rows, asks.first_limit):
             if isinstance(row.limit, Budget):
                 peeked[place] = peeked[place].with_limit(_widest(row.limit))
-        parts: tuple[Decision, ...] = yield StoreCall(store.peek_each, store.apeek_each, (peeked, self._lookup.low))
+        parts: tuple[Decision, ...] = yield TwinCall(store.peek_each, store.apeek_each, (peeked, self._lookup.low))
         held = None if known is None else known.get(asks.root)
         if held is None:
             arguments = (HOLDS, asks.root, _COUNTED)
-            listed: list[ListedHold] = yield StoreCall(store.list_holds, store.alist_holds, arguments)
+            listed: list[ListedHold] = yield TwinCall(store.list_holds, store.alist_holds, arguments)
             held = _held(asks.root, listed)
             if known is not None:
                 known[asks.root] = held

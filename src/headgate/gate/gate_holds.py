@@ -6,7 +6,7 @@ from typing import Any, Final, TypeAlias
 from headgate._limiter_hot import KEEP
 from headgate.errors import HoldError, UnknownHold, refuse
 from headgate.events import AccountAlerted, HoldChecked
-from headgate.flow import Flow, adrive, drive
+from headgate.flow import Flow, TwinCall, adrive, call_method, call_twin, drive
 from headgate.gate._hot import EXEMPT
 from headgate.gate.account_asks import HOLDS, AccountAsks, LimitRow, restored_asks
 from headgate.gate.account_holds import (
@@ -23,7 +23,6 @@ from headgate.gate.accounts import NO_ACCOUNT, Bound, is_within, level_of
 from headgate.gate.gate_changes import GateChanges
 from headgate.gate.hold_templates import HoldRequest, HoldTemplates
 from headgate.gate.policy import Policy, check_agent
-from headgate.gate.store_calls import StoreCall, acall_store, call_store
 from headgate.holds import PendingHold, check_id, found_hold
 from headgate.limits.budget import Budget
 from headgate.limits.decision import NEVER, Decision, Limit, Outcome, Violation
@@ -89,7 +88,7 @@ class GateHolds(GateChanges):
         request = HoldRequest(agent, costs, session, tool, lease, hold_id, keep, max_age)
         attempt = self._hold_templates().attempt(request)
         line = self._line_of(attempt, request, timeout)
-        before = drive(self._find_repeated(attempt), call_store) if attempt.may_be_elsewhere else None
+        before = drive(self._find_repeated(attempt), call_method) if attempt.may_be_elsewhere else None
         if before is not None:
             return before
         try:
@@ -97,9 +96,9 @@ class GateHolds(GateChanges):
         except _AgentMoved as moved:
             return self.hold(**moved.request._asdict(), timeout=moved.left)
         except HoldError as error:
-            return drive(self._after_error(attempt, error), call_store)
+            return drive(self._after_error(attempt, error), call_method)
         plain = hold and not attempt.repeated
-        return self._decided(hold, None) if plain else drive(self._after_hold(attempt, hold), call_store)
+        return self._decided(hold, None) if plain else drive(self._after_hold(attempt, hold), call_method)
 
     def ahold(
         self,
@@ -120,7 +119,7 @@ class GateHolds(GateChanges):
         async def make() -> AccountHold:
             attempt = self._hold_templates().attempt(request)
             line = self._line_of(attempt, request, timeout)
-            before = await adrive(self._find_repeated(attempt), acall_store) if attempt.may_be_elsewhere else None
+            before = await adrive(self._find_repeated(attempt), call_twin) if attempt.may_be_elsewhere else None
             if before is not None:
                 return before
             try:
@@ -128,10 +127,10 @@ class GateHolds(GateChanges):
             except _AgentMoved as moved:
                 return await self.ahold(**moved.request._asdict(), timeout=moved.left)
             except HoldError as error:
-                return await adrive(self._after_error(attempt, error), acall_store)
+                return await adrive(self._after_error(attempt, error), call_twin)
             if hold and not attempt.repeated:
                 return self._decided(hold, None)
-            return await adrive(self._after_hold(attempt, hold), acall_store)
+            return await adrive(self._after_hold(attempt, hold), call_twin)
 
         return PendingHold(make)
 
@@ -156,14 +155,14 @@ class GateHolds(GateChanges):
         attempt.before_each_ask(look_again)
         return attempt.line if waits else ""
 
-    def _after_error(self, attempt: AccountAttempt, error: HoldError) -> Flow[StoreCall, AccountHold]:
+    def _after_error(self, attempt: AccountAttempt, error: HoldError) -> Flow[TwinCall, AccountHold]:
         """The hold of the same id, if it is only the limits that have been others then."""
         before = None if attempt.own_id else (yield from self._find_repeated(attempt))
         if before is None:
             raise error
         return before
 
-    def _after_hold(self, attempt: AccountAttempt, hold: AccountHold) -> Flow[StoreCall, AccountHold]:
+    def _after_hold(self, attempt: AccountAttempt, hold: AccountHold) -> Flow[TwinCall, AccountHold]:
         """A hold of the same id as it was made; or a denial, whose violation is recorded, if it is one.
 
         It is one by the agent's own level, by its session, or by a block.
@@ -176,10 +175,10 @@ class GateHolds(GateChanges):
         violation: Violation | None = None
         own = hold.decision.limit is BLOCKED if bound is None else is_within(bound.account, hold.account)
         if not hold and offence is not None and own and not (hold.decision.degraded or attempt.kept_waiting):
-            violation = yield StoreCall(self._store.record_violation, self._store.arecord_violation, (offence,))
+            violation = yield TwinCall(self._store.record_violation, self._store.arecord_violation, (offence,))
         return self._decided(hold, violation)
 
-    def _find_repeated(self, attempt: AccountAttempt) -> Flow[StoreCall, AccountHold | None]:
+    def _find_repeated(self, attempt: AccountAttempt) -> Flow[TwinCall, AccountHold | None]:
         """The hold with this id as it was made: perhaps under other limits, or in a former account."""
         template, asks = attempt.template, attempt.asks
         hold_id, costs = attempt.hold_id.removeprefix(template.id_start), [ask.cost for ask in asks]
@@ -284,21 +283,21 @@ class GateHolds(GateChanges):
 
     def find_hold(self, agent: str, hold_id: str) -> AccountHold:
         """A hold of an agent that was made before, perhaps by another process; raises `UnknownHold`."""
-        return drive(self._find_hold(agent, hold_id), call_store)
+        return drive(self._find_hold(agent, hold_id), call_method)
 
     async def afind_hold(self, agent: str, hold_id: str) -> AccountHold:
-        return await adrive(self._find_hold(agent, hold_id), acall_store)
+        return await adrive(self._find_hold(agent, hold_id), call_twin)
 
-    def _find_hold(self, agent: object, hold_id: object) -> Flow[StoreCall, AccountHold]:
+    def _find_hold(self, agent: object, hold_id: object) -> Flow[TwinCall, AccountHold]:
         name, store, effective = check_agent(agent), self._account_store, self._lookup.effective
         store_id = id_start(name) + check_id(hold_id)
         for root in effective.hold_roots(name):
-            listed: ListedHold | None = yield StoreCall(store.read_hold, store.aread_hold, (HOLDS, root, store_id))
+            listed: ListedHold | None = yield TwinCall(store.read_hold, store.aread_hold, (HOLDS, root, store_id))
             if listed is not None:
                 (asks, session), context = restored_asks(root, listed), self._hold_templates().context
                 template = HoldTemplate(context, name, asks, "enforced", None, blocked=False, moved=False)
                 made, called = asks.asks(asks.by_resource(listed.costs), session), self._store.clock.now()
-                answer: HoldAnswer = yield StoreCall(
+                answer: HoldAnswer = yield TwinCall(
                     store.find_hold, store.afind_hold, (made, self._lookup.low, store_id)
                 )
                 owner = AccountHoldOwner(template, session)
