@@ -181,8 +181,8 @@ class _CallLimit:
         self._cost_by: Final = cost_by
         self._wait: Final = wait
 
-    def take(self, call: Arguments) -> Hold | None:
-        """Take it by a check; or by a hold, in whose block the call is to run. Entering a denied one raises."""
+    def take(self, call: Arguments) -> Hold | nullcontext[None]:
+        """Take it by a check; or by a hold. The call is to run in the block: entering a denied hold raises."""
         key, cost, limiter, wait = self._key_by(call), self._cost_by(call), self._limiter, self._wait
         if self._limits is not None:
             limiter = self._limits.find(self._limits.function(*call[0], **call[1]))
@@ -190,9 +190,9 @@ class _CallLimit:
         if limiter.limit.counts_slots:
             return limiter.hold(key, cost, timeout=wait or 0, **hold_options(limiter))
         _require(key, limiter.check(key, cost) if wait is None else limiter.acquire(key, cost, timeout=wait))
-        return None
+        return nullcontext()
 
-    async def atake(self, call: Arguments) -> Hold | None:
+    async def atake(self, call: Arguments) -> Hold | nullcontext[None]:
         key, cost, limiter, wait = self._key_by(call), self._cost_by(call), self._limiter, self._wait
         if self._limits is not None:
             given: Any = self._limits.function(*call[0], **call[1])
@@ -203,7 +203,7 @@ class _CallLimit:
             return await limiter.ahold(key, cost, timeout=wait or 0, **hold_options(limiter))
         taken = limiter.acheck(key, cost) if wait is None else limiter.aacquire(key, cost, timeout=wait)
         _require(key, await taken)
-        return None
+        return nullcontext()
 
 
 def _with_slot(function: Callable[..., Any], limit: _CallLimit) -> Callable[..., Any]:
@@ -212,8 +212,7 @@ def _with_slot(function: Callable[..., Any], limit: _CallLimit) -> Callable[...,
     if inspect.isasyncgenfunction(function):
 
         async def limited(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-            hold = await limit.atake((args, kwargs))
-            async with nullcontext() if hold is None else hold, aclosing(function(*args, **kwargs)) as parts:
+            async with await limit.atake((args, kwargs)), aclosing(function(*args, **kwargs)) as parts:
                 step = parts.asend(None)
                 with suppress(StopAsyncIteration):
                     while True:
@@ -227,24 +226,17 @@ def _with_slot(function: Callable[..., Any], limit: _CallLimit) -> Callable[...,
     elif inspect.isgeneratorfunction(function):
 
         def limited(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-            hold = limit.take((args, kwargs))
-            with nullcontext() if hold is None else hold:
+            with limit.take((args, kwargs)):
                 return (yield from function(*args, **kwargs))
     elif is_async(function):
 
         async def limited(*args: Any, **kwargs: Any) -> Any:
-            hold = await limit.atake((args, kwargs))
-            if hold is None:
-                return await function(*args, **kwargs)
-            async with hold:
+            async with await limit.atake((args, kwargs)):
                 return await function(*args, **kwargs)
     else:
 
         def limited(*args: Any, **kwargs: Any) -> Any:
-            hold = limit.take((args, kwargs))
-            if hold is None:
-                return function(*args, **kwargs)
-            with hold:
+            with limit.take((args, kwargs)):
                 return function(*args, **kwargs)
 
     return limited
