@@ -194,14 +194,7 @@ class _WatchedResponse:
             await self.end()
 
     async def end(self, *, crashed: bool = False) -> None:
-        """Settle the response with what is known: it was sent, or cut off, or the handler has crashed.
-
-        Without a response the request stays counted, unless the handler has crashed.
-        """
-        if self._ended:
-            return
-        self._ended, checked, response = True, self._checked, self._response
-        if crashed or response is not None:
-            await acomplete(self._guard.settlement.settle(checked, response, disconnected=self._disconnected))
-        else:
-            await acomplete(checked.release())
+        """Settle it with what is known. Only the first end counts."""
+        if not self._ended:
+            self._ended, end = True, self._guard.settlement.end
+            await acomplete(end(self._checked, self._response, crashed=crashed, disconnected=self._disconnected))

@@ -52,6 +52,17 @@ class Settlement:
         finally:  # a slot is free whatever the user's functions do
             yield from checked.settle(max(actual, cost) if disconnected else actual)
 
+    def end(
+        self, checked: CheckedRequest, response: HttpResponse | None, *, crashed: bool, disconnected: bool
+    ) -> Flow[object, None]:
+        """Settle with what is known: the response was sent, or cut off, or the handler has crashed.
+
+        Without a response the request stays counted, unless the handler has crashed.
+        """
+        if crashed or response is not None:
+            return self.settle(checked, response, disconnected=disconnected)
+        return checked.release()
+
     def _actual_cost(self, checked: CheckedRequest, response: HttpResponse | None) -> Flow[object, ExactCost]:
         if self._counts is not None and not (yield self._counts(500 if response is None else response.status)):
             return 0

@@ -205,18 +205,11 @@ class _WatchedResponse:
             self.end()
 
     def end(self, *, crashed: bool = False) -> None:
-        """Settle the response with what is known: it was sent, or cut off, or the handler has crashed.
-
-        Without a response the request stays counted, unless the handler has crashed.
-        """
-        if self._ended:
-            return
-        self._ended = True
-        response = None if crashed and not self._begun else self._response
-        if crashed or response is not None:
-            complete(self._guard.settlement.settle(self._checked, response, disconnected=self._broken_upload))
-        else:
-            complete(self._checked.release())
+        """Settle it with what is known. Only the first end counts."""
+        if not self._ended:
+            self._ended, end = True, self._guard.settlement.end
+            response = None if crashed and not self._begun else self._response
+            complete(end(self._checked, response, crashed=crashed, disconnected=self._broken_upload))
 
 
 class _WatchedParts(list[bytes]):
