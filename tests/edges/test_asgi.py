@@ -48,7 +48,7 @@ def test_keys_may_be_of_any_length_and_script() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"key": lambda request: "a"}, {"proxies": ["10.0.0.2"]}])
-def test_a_preflight_is_not_counted_whichever_case_the_server_gives_its_method(options: Any) -> None:
+async def test_a_preflight_is_not_counted_whichever_case_the_server_gives_its_method(options: Any) -> None:
     app, seen = RateLimitMiddleware(hello, memory_limiter("1/minute"), **options), []
     headers = [(b"origin", b"https://shop.example"), (b"access-control-request-method", b"POST")]
 
@@ -58,12 +58,9 @@ def test_a_preflight_is_not_counted_whichever_case_the_server_gives_its_method(o
     async def receive() -> Any:
         return {"type": "http.request"}
 
-    async def main() -> None:
-        for method in ("GET", "OPTIONS", "options", "Options", "get"):
-            scope = {"type": "http", "method": method, "path": "/", "headers": headers, "client": ("10.0.0.1", 1234)}
-            await app(scope, receive, send)
-
-    asyncio.run(main())
+    for method in ("GET", "OPTIONS", "options", "Options", "get"):
+        scope = {"type": "http", "method": method, "path": "/", "headers": headers, "client": ("10.0.0.1", 1234)}
+        await app(scope, receive, send)
     assert seen == [200, 200, 200, 200, 429]
 
 

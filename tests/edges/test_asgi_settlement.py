@@ -12,7 +12,7 @@ from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy
 from headgate.edges import settlement
 from headgate.edges.asgi import Message, RateLimitMiddleware, Receive, Scope, Send
 from headgate.limits.decision import Outcome
-from tests.support.event_loop import run, until
+from tests.support.event_loop import run, turns, until
 from tests.support.greeting_app import maybe_async, remaining
 from tests.support.wrapped_store import WrappedStore
 
@@ -120,15 +120,14 @@ async def test_a_response_is_settled_when_the_server_cancels_its_application(
     assert charged(limiter) == 2000
 
 
-@pytest.mark.parametrize("turns", range(8))
-async def test_a_settlement_is_carried_out_whenever_it_is_cancelled(limiter: Limiter, turns: int) -> None:
+@pytest.mark.parametrize("count", range(8))
+async def test_a_settlement_is_carried_out_whenever_it_is_cancelled(limiter: Limiter, count: int) -> None:
     """At whichever turn of the loop: while the last part is sent, while the cost is asked for, while it is charged."""
     model = Model("ends")
     app = RateLimitMiddleware(model, limiter, cost=RESERVED, settle=maybe_async(True, tokens))
     task = asyncio.ensure_future(Server().call(app))
     await model.streaming.wait()
-    for _ in range(turns):
-        await asyncio.sleep(0)
+    await turns(count)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert charged(limiter) == 2000

@@ -11,7 +11,7 @@ import pytest
 from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy
 from headgate.edges.asgi import App, Message, RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.websocket import WebSocketLimits
-from tests.support.event_loop import until
+from tests.support.event_loop import turns, until
 from tests.support.valkey import PATIENCE
 from tests.support.websocket_apps import Echo, Sender, denial_frame
 from tests.support.wrapped_store import WrappedStore
@@ -54,9 +54,20 @@ async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def receive_interrupted(receive: Receive, patience: int) -> Any:
+    """The next text, though a first `receive` is cancelled after some turns of the loop."""
+    receiving = asyncio.ensure_future(receive())
+    await turns(patience)
+    receiving.cancel()
+    try:
+        return (await receiving)["text"]
+    except asyncio.CancelledError:
+        return (await receive())["text"]
+
+
 @pytest.mark.parametrize("store", [MemoryStore, WrappedStore])
 @pytest.mark.parametrize("patience", range(7))
-def test_a_cancelled_receive_leaves_its_message_to_the_next(store: Any, patience: int) -> None:
+async def test_a_cancelled_receive_leaves_its_message_to_the_next(store: Any, patience: int) -> None:
     """At whichever turn of the loop that is: nothing is lost, and nothing is counted twice."""
     limiter = Limiter("unlimited", store=store(clock=ManualClock()))
     received = Limiter("10/minute burst 6", store=limiter.store)
@@ -65,70 +76,51 @@ def test_a_cancelled_receive_leaves_its_message_to_the_next(store: Any, patience
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         while len(got) < 6:
-            waiting = asyncio.ensure_future(receive())
-            for _ in range(patience):
-                await asyncio.sleep(0)
-            waiting.cancel()
-            try:
-                got.append((await waiting)["text"])
-            except asyncio.CancelledError:
-                got.append((await receive())["text"])
+            got.append(await receive_interrupted(receive, patience))
 
-    async def main() -> None:
-        wired = Wire(*"abcdef")
-        await wired.run(RateLimitMiddleware(app, limiter, websocket=WebSocketLimits(received=received)))
-        assert [frame["remaining"] for frame in wired.frames] == [1]
-
-    asyncio.run(main())
+    wired = Wire(*"abcdef")
+    await wired.run(RateLimitMiddleware(app, limiter, websocket=WebSocketLimits(received=received)))
+    assert [frame["remaining"] for frame in wired.frames] == [1]
     assert got == list("abcdef")
     assert received.peek("10.0.0.1").remaining == 0
 
 
 @pytest.mark.parametrize("patience", range(5))
-def test_an_application_that_is_cancelled_leaves_nothing_behind(patience: int) -> None:
+async def test_an_application_that_is_cancelled_leaves_nothing_behind(patience: int) -> None:
     limiter = Limiter("unlimited", store=WrappedStore(clock=ManualClock()))
     limits = WebSocketLimits(received="1/minute", received_bytes="1/minute")
-
-    async def main() -> None:
-        wired = Wire("a", "b", "c")
-        async with running(wired.run(RateLimitMiddleware(Echo(), limiter, websocket=limits))) as task:
-            while wired.incoming.qsize() > 2:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            for _ in range(patience):
-                await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main())
+    wired = Wire("a", "b", "c")
+    async with running(wired.run(RateLimitMiddleware(Echo(), limiter, websocket=limits))) as task:
+        while wired.incoming.qsize() > 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await turns(patience)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @pytest.mark.parametrize("patience", range(5))
-def test_an_application_that_leaves_while_a_message_is_judged_leaves_nothing_behind(patience: int) -> None:
+async def test_an_application_that_leaves_while_a_message_is_judged_leaves_nothing_behind(patience: int) -> None:
     limiter = Limiter("unlimited", store=WrappedStore(clock=ManualClock()))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         receiving.append(asyncio.ensure_future(receive()))
-        for _ in range(patience):
-            await asyncio.sleep(0)
-
-    async def main() -> None:
-        await Wire("a").run(RateLimitMiddleware(app, limiter, websocket=WebSocketLimits(received="1/minute")))
-        (task,) = receiving
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
+        await turns(patience)
 
     receiving: list[asyncio.Future[Message]] = []
-    asyncio.run(main())
+    await Wire("a").run(RateLimitMiddleware(app, limiter, websocket=WebSocketLimits(received="1/minute")))
+    (task,) = receiving
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_senders_of_one_key_take_turns_and_a_cancelled_one_spends_nothing() -> None:
-    clock = ManualClock()
-    limiter = Limiter("unlimited", store=MemoryStore(clock=clock))
-    sent = Limiter("1/minute", store=limiter.store)
+async def test_senders_of_one_key_take_turns_and_a_cancelled_one_spends_nothing(
+    clock: ManualClock, free: Limiter
+) -> None:
+    sent = Limiter("1/minute", store=free.store)
     order: list[str] = []
 
     def saying(name: str) -> App:
@@ -139,33 +131,28 @@ def test_senders_of_one_key_take_turns_and_a_cancelled_one_spends_nothing() -> N
 
         return app
 
-    async def main() -> None:
-        def run(name: str) -> Any:
-            app = RateLimitMiddleware(saying(name), limiter, websocket=WebSocketLimits(sent=sent))
-            return running(Wire().run(app))
+    def run(name: str) -> Any:
+        app = RateLimitMiddleware(saying(name), free, websocket=WebSocketLimits(sent=sent))
+        return running(Wire().run(app))
 
-        async with run("a") as first:
-            await first
-            async with run("b") as second:
+    async with run("a") as first:
+        await first
+        async with run("b") as second:
+            await until(lambda: sent.waiting("10.0.0.1") == 1, "those who wait to send")
+            async with run("c") as third, run("d") as fourth:
+                await until(lambda: sent.waiting("10.0.0.1") == 3, "those who wait to send")
+                third.cancel()
+                await until(third.done, "the end of the third")
+                clock.advance(60)
+                await second
                 await until(lambda: sent.waiting("10.0.0.1") == 1, "those who wait to send")
-                async with run("c") as third, run("d") as fourth:
-                    await until(lambda: sent.waiting("10.0.0.1") == 3, "those who wait to send")
-                    third.cancel()
-                    await until(third.done, "the end of the third")
-                    clock.advance(60)
-                    await second
-                    await until(lambda: sent.waiting("10.0.0.1") == 1, "those who wait to send")
-                    clock.advance(60)
-                    await fourth
-
-    asyncio.run(main())
+                clock.advance(60)
+                await fourth
     assert order == ["a", "b", "d"]
 
 
-def test_a_large_message_is_not_overtaken_by_small_ones() -> None:
-    clock = ManualClock()
-    limiter = Limiter("unlimited", store=MemoryStore(clock=clock))
-    sent = Limiter("10/minute", store=limiter.store)
+async def test_a_large_message_is_not_overtaken_by_small_ones(clock: ManualClock, free: Limiter) -> None:
+    sent = Limiter("10/minute", store=free.store)
     order: list[int] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -184,12 +171,12 @@ def test_a_large_message_is_not_overtaken_by_small_ones() -> None:
             await until(lambda: len(order) == 2, "two messages")
             clock.advance(6)
 
-    asyncio.run(Wire().run(RateLimitMiddleware(app, limiter, websocket=WebSocketLimits(sent_bytes=sent))))
+    await Wire().run(RateLimitMiddleware(app, free, websocket=WebSocketLimits(sent_bytes=sent)))
     assert order == [8, 10, 1]
 
 
-@pytest.mark.parametrize("turns", range(8))
-def test_a_large_message_whose_send_is_cancelled_is_sent_and_counted_or_neither(turns: int) -> None:
+@pytest.mark.parametrize("patience", range(8))
+async def test_a_large_message_whose_send_is_cancelled_is_sent_and_counted_or_neither(patience: int) -> None:
     limiter = Limiter("unlimited", store=WrappedStore(clock=ManualClock()))
     sent_bytes = Limiter("10/minute", store=limiter.store)
 
@@ -197,40 +184,29 @@ def test_a_large_message_whose_send_is_cancelled_is_sent_and_counted_or_neither(
         await receive()
         await send({"type": "websocket.accept"})
         sending = asyncio.ensure_future(send({"type": "websocket.send", "text": "x" * 15}))
-        for _ in range(turns):
-            await asyncio.sleep(0)
+        await turns(patience)
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
 
-    async def main() -> list[Message]:
-        wired = Wire()
+    wired = Wire()
 
-        async def send(message: Message) -> None:
-            wired.outgoing.append(message)
+    async def send(message: Message) -> None:
+        wired.outgoing.append(message)
 
-        wired.send = send  # type: ignore[method-assign]
-        await wired.run(RateLimitMiddleware(app, limiter, websocket=WebSocketLimits(sent_bytes=sent_bytes)))
-        return wired.outgoing[1:]
-
-    delivered = asyncio.run(main())
+    wired.send = send  # type: ignore[method-assign]
+    await wired.run(RateLimitMiddleware(app, limiter, websocket=WebSocketLimits(sent_bytes=sent_bytes)))
+    delivered = wired.outgoing[1:]
     assert (len(delivered), sent_bytes.peek("10.0.0.1").reset_after) in [(0, 0), (1, 90)]
 
 
-def test_messages_waiting_when_the_client_leaves_are_passed_to_the_server() -> None:
-    limiter = Limiter("unlimited", store=MemoryStore(clock=ManualClock()))
-    sent = Limiter("1/minute", store=limiter.store)
-
-    async def main() -> None:
-        sender, wired = Sender("a", "b", "c"), Wire()
-        async with running(
-            wired.run(RateLimitMiddleware(sender, limiter, websocket=WebSocketLimits(sent=sent)))
-        ) as task:
-            await until(lambda: sent.waiting("10.0.0.1"), "those who wait to send")
-            wired.say({"type": "websocket.disconnect", "code": 1001})
-            await task
-        assert [message.get("text") for message in wired.outgoing[1:]] == ["a", "b", "c", None]
-
-    asyncio.run(main())
+async def test_messages_waiting_when_the_client_leaves_are_passed_to_the_server(free: Limiter) -> None:
+    sent = Limiter("1/minute", store=free.store)
+    sender, wired = Sender("a", "b", "c"), Wire()
+    async with running(wired.run(RateLimitMiddleware(sender, free, websocket=WebSocketLimits(sent=sent)))) as task:
+        await until(lambda: sent.waiting("10.0.0.1"), "those who wait to send")
+        wired.say({"type": "websocket.disconnect", "code": 1001})
+        await task
+    assert [message.get("text") for message in wired.outgoing[1:]] == ["a", "b", "c", None]
 
 
 async def only_send(scope: Scope, receive: Receive, send: Send) -> None:
@@ -240,38 +216,33 @@ async def only_send(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.mark.parametrize("before", [0, 1, 5])
-def test_a_client_that_is_gone_leaves_the_line_though_its_application_only_sends(before: int) -> None:
+async def test_a_client_that_is_gone_leaves_the_line_though_its_application_only_sends(
+    before: int, clock: ManualClock, free: Limiter
+) -> None:
     """Its application never receives, be it a disconnect or what the client has said before."""
-    clock = ManualClock()
-    limiter = Limiter("unlimited", store=MemoryStore(clock=clock))
-    sent = Limiter("1/minute", store=limiter.store)
-
-    async def main() -> None:
-        app = RateLimitMiddleware(only_send, limiter, websocket=WebSocketLimits(sent=sent))
-        gone, other = Wire(*["hello"] * before), Wire()
-        async with running(gone.run(app)) as first:
-            await until(lambda: sent.waiting("10.0.0.1") == 1, "the first to wait")
-            async with running(other.run(app)):
-                await until(lambda: sent.waiting("10.0.0.1") == 2, "the second to wait")
-                gone.say({"type": "websocket.disconnect", "code": 1006})
-                with pytest.raises(ConnectionError, match="the client has disconnected"):
-                    await asyncio.wait_for(first, PATIENCE)
-                assert sent.waiting("10.0.0.1") == 1
-                assert len(other.outgoing) == 1
-                clock.advance(60)
-                await until(lambda: len(other.outgoing) == 2, "the message of the second")
-        await until(lambda: sent.waiting("10.0.0.1") == 0, "the end of both")
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main())
+    sent = Limiter("1/minute", store=free.store)
+    app = RateLimitMiddleware(only_send, free, websocket=WebSocketLimits(sent=sent))
+    gone, other = Wire(*["hello"] * before), Wire()
+    async with running(gone.run(app)) as first:
+        await until(lambda: sent.waiting("10.0.0.1") == 1, "the first to wait")
+        async with running(other.run(app)):
+            await until(lambda: sent.waiting("10.0.0.1") == 2, "the second to wait")
+            gone.say({"type": "websocket.disconnect", "code": 1006})
+            with pytest.raises(ConnectionError, match="the client has disconnected"):
+                await asyncio.wait_for(first, PATIENCE)
+            assert sent.waiting("10.0.0.1") == 1
+            assert len(other.outgoing) == 1
+            clock.advance(60)
+            await until(lambda: len(other.outgoing) == 2, "the message of the second")
+    await until(lambda: sent.waiting("10.0.0.1") == 0, "the end of both")
+    assert asyncio.all_tasks() == {asyncio.current_task()}
     clock.advance(60)
     assert sent.peek("10.0.0.1").remaining == 1, "a wait that ended spent something"
 
 
-def test_what_is_read_while_a_message_waits_is_received_in_order_and_counted_then() -> None:
-    limiter = Limiter("unlimited", store=MemoryStore(clock=ManualClock()))
-    sent = Limiter("1/minute", store=limiter.store)
-    received = Limiter("10/minute", store=limiter.store)
+async def test_what_is_read_while_a_message_waits_is_received_in_order_and_counted_then(free: Limiter) -> None:
+    sent = Limiter("1/minute", store=free.store)
+    received = Limiter("10/minute", store=free.store)
     left: list[int] = []
     got: list[object] = []
 
@@ -286,40 +257,31 @@ def test_what_is_read_while_a_message_waits_is_received_in_order_and_counted_the
         got.append(message["code"])
         left.append(received.peek("10.0.0.1").remaining)
 
-    async def main() -> None:
-        wired = Wire("a", "b", "c")
-        wired.say({"type": "websocket.disconnect", "code": 1001})
-        limits = WebSocketLimits(sent=sent, received=received, warn=False)
-        await asyncio.wait_for(wired.run(RateLimitMiddleware(app, limiter, websocket=limits)), PATIENCE)
-
-    asyncio.run(main())
+    wired = Wire("a", "b", "c")
+    wired.say({"type": "websocket.disconnect", "code": 1001})
+    limits = WebSocketLimits(sent=sent, received=received, warn=False)
+    await asyncio.wait_for(wired.run(RateLimitMiddleware(app, free, websocket=limits)), PATIENCE)
     assert got == [None, "a", "b", "c", 1001]
     assert left == [10, 7]
 
 
-def test_a_client_that_sends_on_is_not_read_without_end_while_a_message_waits() -> None:
-    limiter = Limiter("unlimited", store=MemoryStore(clock=ManualClock()))
-    sent = Limiter("1/minute", store=limiter.store)
-
-    async def main() -> None:
-        app = RateLimitMiddleware(only_send, limiter, websocket=WebSocketLimits(sent=sent))
-        many, large = Wire(*["x"] * 100), Wire(*["x" * 50_000] * 100)
-        async with running(many.run(app)), running(large.run(app)):
-            await until(lambda: many.incoming.qsize() <= 101 - 16, "what is read ahead")
-            await until(lambda: large.incoming.qsize() <= 101 - 3, "what is read ahead")
-            for _ in range(100):
-                await asyncio.sleep(0)
-            assert (many.incoming.qsize(), large.incoming.qsize()) == (101 - 16, 101 - 3)
-
-    asyncio.run(main())
+async def test_a_client_that_sends_on_is_not_read_without_end_while_a_message_waits(free: Limiter) -> None:
+    sent = Limiter("1/minute", store=free.store)
+    app = RateLimitMiddleware(only_send, free, websocket=WebSocketLimits(sent=sent))
+    many, large = Wire(*["x"] * 100), Wire(*["x" * 50_000] * 100)
+    async with running(many.run(app)), running(large.run(app)):
+        await until(lambda: many.incoming.qsize() <= 101 - 16, "what is read ahead")
+        await until(lambda: large.incoming.qsize() <= 101 - 3, "what is read ahead")
+        await turns(100)
+        assert (many.incoming.qsize(), large.incoming.qsize()) == (101 - 16, 101 - 3)
 
 
 @pytest.mark.parametrize("patience", range(6))
-def test_a_receive_that_meets_the_reading_ahead_loses_nothing(patience: int) -> None:
+async def test_a_receive_that_meets_the_reading_ahead_loses_nothing(
+    patience: int, clock: ManualClock, free: Limiter
+) -> None:
     """Whenever it is called, and cancelled."""
-    clock = ManualClock()
-    limiter = Limiter("unlimited", store=MemoryStore(clock=clock))
-    sent = Limiter("1/minute", store=limiter.store)
+    sent = Limiter("1/minute", store=free.store)
     got: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -333,21 +295,14 @@ def test_a_receive_that_meets_the_reading_ahead_loses_nothing(patience: int) -> 
             tasks.create_task(say("second"))
             await until(lambda: sent.waiting("10.0.0.1"), "a message that waits")
             while len(got) < 6:
-                receiving = asyncio.ensure_future(receive())
-                for _ in range(patience):
-                    await asyncio.sleep(0)
-                receiving.cancel()
-                try:
-                    got.append((await receiving)["text"])
-                except asyncio.CancelledError:
-                    got.append((await receive())["text"])
+                got.append(await receive_interrupted(receive, patience))
             clock.advance(60)
 
-    asyncio.run(Wire(*"abcdef").run(RateLimitMiddleware(app, limiter, websocket=WebSocketLimits(sent=sent))))
+    await Wire(*"abcdef").run(RateLimitMiddleware(app, free, websocket=WebSocketLimits(sent=sent)))
     assert got == list("abcdef")
 
 
-def test_b3_limits_beside_a_gate_count_ipv6_addresses_by_their_64() -> None:
+async def test_b3_limits_beside_a_gate_count_ipv6_addresses_by_their_64() -> None:
     gate = Gate(Policy(), store=MemoryStore(clock=ManualClock()))
     app = RateLimitMiddleware(Echo(), gate=gate, websocket=WebSocketLimits(received="1/minute", warn=False))
 
@@ -358,12 +313,12 @@ def test_b3_limits_beside_a_gate_count_ipv6_addresses_by_their_64() -> None:
         (answer,) = wired.frames
         return answer
 
-    assert asyncio.run(frame("2001:db8::1")) == 7
-    assert asyncio.run(frame("2001:db8::2")) == denial_frame("received", 60_000)
-    assert asyncio.run(frame("2001:db8:0:1::2")) == 7
+    assert await frame("2001:db8::1") == 7
+    assert await frame("2001:db8::2") == denial_frame("received", 60_000)
+    assert await frame("2001:db8:0:1::2") == 7
 
 
-def test_after_a_close_by_the_middleware_the_application_sees_a_disconnect() -> None:
+async def test_after_a_close_by_the_middleware_the_application_sees_a_disconnect() -> None:
     seen: list[object] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -376,39 +331,32 @@ def test_after_a_close_by_the_middleware_the_application_sees_a_disconnect() -> 
             seen.append(str(error))
         await send({"type": "websocket.close"})
 
-    async def main() -> None:
-        limits = WebSocketLimits(received="blocked", on_denied="close")
-        wired = Wire("a")
-        await wired.run(RateLimitMiddleware(app, "unlimited", websocket=limits))
-        close = {"code": 1013, "reason": "rate limited; retry in 60000 ms"}
-        assert wired.outgoing == [{"type": "websocket.accept", "headers": []}, {"type": "websocket.close", **close}]
-        assert seen == [{"type": "websocket.disconnect", **close}] * 2 + ["the connection was closed by the rate limit"]
-
-    asyncio.run(main())
+    limits = WebSocketLimits(received="blocked", on_denied="close")
+    wired = Wire("a")
+    await wired.run(RateLimitMiddleware(app, "unlimited", websocket=limits))
+    close = {"code": 1013, "reason": "rate limited; retry in 60000 ms"}
+    assert wired.outgoing == [{"type": "websocket.accept", "headers": []}, {"type": "websocket.close", **close}]
+    assert seen == [{"type": "websocket.disconnect", **close}] * 2 + ["the connection was closed by the rate limit"]
 
 
-def test_a_client_that_leaves_during_its_denial_is_a_plain_disconnect() -> None:
+async def test_a_client_that_leaves_during_its_denial_is_a_plain_disconnect() -> None:
     echo = Echo()
+    wired = Wire("a")
+    wired.say({"type": "websocket.disconnect", "code": 1001})
+    sending = wired.send
 
-    async def main() -> None:
-        wired = Wire("a")
-        wired.say({"type": "websocket.disconnect", "code": 1001})
-        sending = wired.send
+    async def send(message: Message) -> None:
+        if message["type"] == "websocket.send":
+            raise ConnectionResetError
+        await sending(message)
 
-        async def send(message: Message) -> None:
-            if message["type"] == "websocket.send":
-                raise ConnectionResetError
-            await sending(message)
-
-        wired.send = send  # type: ignore[method-assign]
-        await wired.run(RateLimitMiddleware(echo, "unlimited", websocket=WebSocketLimits(received="blocked")))
-
-    asyncio.run(main())
+    wired.send = send  # type: ignore[method-assign]
+    await wired.run(RateLimitMiddleware(echo, "unlimited", websocket=WebSocketLimits(received="blocked")))
     assert [message["code"] for message in echo.ended] == [1001]
 
 
-@pytest.mark.parametrize("turns", range(6))
-def test_a_connect_is_settled_whenever_its_application_is_cancelled_after_the_answer(turns: int) -> None:
+@pytest.mark.parametrize("patience", range(6))
+async def test_a_connect_is_settled_whenever_its_application_is_cancelled_after_the_answer(patience: int) -> None:
     limiter = Limiter("30/minute", store=WrappedStore(clock=ManualClock()))
     answering = asyncio.Event()
 
@@ -418,21 +366,17 @@ def test_a_connect_is_settled_whenever_its_application_is_cancelled_after_the_an
         await send({"type": "websocket.accept"})
         await receive()
 
-    async def main() -> None:
-        settling = RateLimitMiddleware(app, limiter, settle=lambda request, response: 7)
-        async with running(Wire().run(settling)) as task:
-            await answering.wait()
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(main())
+    settling = RateLimitMiddleware(app, limiter, settle=lambda request, response: 7)
+    async with running(Wire().run(settling)) as task:
+        await answering.wait()
+        await turns(patience)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
     assert limiter.peek("10.0.0.1").remaining == 23
 
 
 @pytest.mark.parametrize("options", [{}, {"refund_crashes": True}, {"counts": "successes"}])
-def test_a_connect_whose_client_disconnects_is_not_refunded(options: Any) -> None:
+async def test_a_connect_whose_client_disconnects_is_not_refunded(options: Any) -> None:
     limiter = Limiter("3/minute", store=MemoryStore(clock=ManualClock()))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -440,17 +384,14 @@ def test_a_connect_whose_client_disconnects_is_not_refunded(options: Any) -> Non
         assert (await receive())["type"] == "websocket.disconnect"
         raise ZeroDivisionError
 
-    async def main() -> None:
-        wired = Wire()
-        wired.say({"type": "websocket.disconnect", "code": 1006})
-        with pytest.raises(ZeroDivisionError):
-            await wired.run(RateLimitMiddleware(app, limiter, **options))
-
-    asyncio.run(main())
+    wired = Wire()
+    wired.say({"type": "websocket.disconnect", "code": 1006})
+    with pytest.raises(ZeroDivisionError):
+        await wired.run(RateLimitMiddleware(app, limiter, **options))
     assert limiter.peek("10.0.0.1").remaining == 2
 
 
-def test_a_connect_that_is_answered_after_its_client_has_disconnected_is_not_refunded() -> None:
+async def test_a_connect_that_is_answered_after_its_client_has_disconnected_is_not_refunded() -> None:
     limiter = Limiter("3/minute", store=MemoryStore(clock=ManualClock()))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -458,12 +399,9 @@ def test_a_connect_that_is_answered_after_its_client_has_disconnected_is_not_ref
         assert (await receive())["type"] == "websocket.disconnect"
         await send({"type": "websocket.close"})
 
-    async def main() -> None:
-        wired = Wire()
-        wired.say({"type": "websocket.disconnect", "code": 1006})
-        await wired.run(RateLimitMiddleware(app, limiter, counts="successes"))
-
-    asyncio.run(main())
+    wired = Wire()
+    wired.say({"type": "websocket.disconnect", "code": 1006})
+    await wired.run(RateLimitMiddleware(app, limiter, counts="successes"))
     assert limiter.peek("10.0.0.1").remaining == 2
 
 
@@ -476,7 +414,7 @@ def test_a_connect_that_is_answered_after_its_client_has_disconnected_is_not_ref
         ({"received_bytes": "1/minute burst 2"}, "ab"),  # a message too big to pass is the fifth
     ],
 )
-def test_after_its_close_an_application_receives_what_may_pass_and_the_disconnect(limits: Any, seen: str) -> None:
+async def test_after_its_close_an_application_receives_what_may_pass_and_the_disconnect(limits: Any, seen: str) -> None:
     """The server refuses any message after the close, also the middleware's."""
     got: list[Message] = []
 
@@ -487,13 +425,10 @@ def test_after_its_close_an_application_receives_what_may_pass_and_the_disconnec
         while not got or got[-1]["type"] == "websocket.receive":
             got.append(await receive())
 
-    async def main() -> None:
-        wired = Wire("a", "b", "c", "d", "too big")
-        wired.say({"type": "websocket.disconnect", "code": 1000})
-        await wired.run(RateLimitMiddleware(app, "unlimited", websocket=WebSocketLimits(**limits)))
-        assert [message["type"] for message in wired.outgoing] == ["websocket.accept", "websocket.close"]
-
-    asyncio.run(main())
+    wired = Wire("a", "b", "c", "d", "too big")
+    wired.say({"type": "websocket.disconnect", "code": 1000})
+    await wired.run(RateLimitMiddleware(app, "unlimited", websocket=WebSocketLimits(**limits)))
+    assert [message["type"] for message in wired.outgoing] == ["websocket.accept", "websocket.close"]
     assert "".join(message["text"] for message in got[:-1]) == seen
     assert got[-1] == {"type": "websocket.disconnect", "code": 1000}
 
@@ -502,7 +437,7 @@ def test_after_its_close_an_application_receives_what_may_pass_and_the_disconnec
 @pytest.mark.parametrize(
     "early", [{"type": "websocket.send", "text": "early"}, {"type": "websocket.http.response.start"}]
 )
-def test_what_an_application_sends_too_early_is_for_the_server_to_explain(options: Any, early: Message) -> None:
+async def test_what_an_application_sends_too_early_is_for_the_server_to_explain(options: Any, early: Message) -> None:
     limiter = Limiter("3/minute", store=MemoryStore(clock=ManualClock()))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -512,11 +447,8 @@ def test_what_an_application_sends_too_early_is_for_the_server_to_explain(option
     async def refuse(message: Message) -> None:
         raise RuntimeError("expected 'websocket.accept'")
 
-    async def main() -> None:
-        wired = Wire()
-        wired.send = refuse  # type: ignore[method-assign]
-        with pytest.raises(RuntimeError, match=r"expected 'websocket\.accept'"):
-            await wired.run(RateLimitMiddleware(app, limiter, **options))
-
-    asyncio.run(main())
+    wired = Wire()
+    wired.send = refuse  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match=r"expected 'websocket\.accept'"):
+        await wired.run(RateLimitMiddleware(app, limiter, **options))
     assert limiter.peek("10.0.0.1").remaining <= 2

@@ -38,19 +38,16 @@ def test_a_call_beyond_the_limit_raises_and_does_not_run(limiter: Limiter, clock
     assert send("bob", text="more") == 4
 
 
-def test_coroutine_functions_are_awaited_and_stay_coroutine_functions(limiter: Limiter) -> None:
+async def test_coroutine_functions_are_awaited_and_stay_coroutine_functions(limiter: Limiter) -> None:
     @rate_limited(limiter, key="agent")
     async def send(agent: str) -> str:
         await asyncio.sleep(0)
         return agent
 
-    async def use() -> None:
-        assert [await send("bob") for _ in range(5)] == ["bob"] * 5
-        with pytest.raises(RateLimited, match="agent 'bob' at 5/minute"):
-            await send("bob")
-
     assert inspect.iscoroutinefunction(send)
-    asyncio.run(use())
+    assert [await send("bob") for _ in range(5)] == ["bob"] * 5
+    with pytest.raises(RateLimited, match="agent 'bob' at 5/minute"):
+        await send("bob")
 
 
 def test_a_decorated_function_keeps_its_signature_and_exposes_its_limiter() -> None:
@@ -231,7 +228,7 @@ def test_threads_wait_for_their_turn_up_to_the_timeout(limiter: Limiter, clock: 
     assert done == ["bob"] * 6 + [4000]
 
 
-def test_tasks_wait_for_their_turn(limiter: Limiter, clock: ManualClock) -> None:
+async def test_tasks_wait_for_their_turn(limiter: Limiter, clock: ManualClock) -> None:
     @rate_limited(limiter, key="agent", wait=20)
     async def send(agent: str) -> str:
         return agent
@@ -240,21 +237,18 @@ def test_tasks_wait_for_their_turn(limiter: Limiter, clock: ManualClock) -> None
         while not limiter.waiting("bob"):  # noqa: ASYNC110 - nobody says so
             await asyncio.sleep(0)
 
-    async def use() -> None:
-        for _ in range(5):
-            await send("bob")
-        waiting = asyncio.create_task(send("bob"))
-        await joined()
-        clock.advance(12)
-        assert await waiting == "bob"
-        cancelled = asyncio.create_task(send("bob"))
-        await joined()
-        cancelled.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await cancelled
-        assert limiter.waiting("bob") == 0
-
-    asyncio.run(use())
+    for _ in range(5):
+        await send("bob")
+    waiting = asyncio.create_task(send("bob"))
+    await joined()
+    clock.advance(12)
+    assert await waiting == "bob"
+    cancelled = asyncio.create_task(send("bob"))
+    await joined()
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    assert limiter.waiting("bob") == 0
 
 
 def test_many_tasks_and_threads_are_counted_exactly(limiter: Limiter) -> None:

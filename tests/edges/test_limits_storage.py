@@ -381,7 +381,7 @@ def test_invalid_storage_arguments_are_refused() -> None:
     ("on_failure", "passed"),
     [("local", [True, True, False]), ("open", [True, True, True]), ("closed", [False, False, False])],
 )
-def test_a_server_that_is_away(on_failure: str, passed: list[bool]) -> None:
+async def test_a_server_that_is_away(on_failure: str, passed: list[bool]) -> None:
     options: Any = {"on_failure": on_failure, "wrap_exceptions": True}
     with closing(HeadgateStorage("headgate+redis://127.0.0.1:1", **options)) as storage:
         assert not storage.check()
@@ -393,16 +393,12 @@ def test_a_server_that_is_away(on_failure: str, passed: list[bool]) -> None:
             with pytest.raises(StorageError) as caught:
                 drop()
             assert isinstance(caught.value.storage_error, StoreAway)
-
-    async def use() -> None:
-        astorage = AsyncHeadgateStorage("async+headgate+redis://127.0.0.1:1", **options)
-        assert not await astorage.check()
-        assert [await astorage.acquire_entry("/2/1/hour", 2, 3600) for _ in range(3)] == passed
-        with pytest.raises(StorageError):
-            await astorage.reset()
-        await astorage.aclose()
-
-    asyncio.run(use())
+    astorage = AsyncHeadgateStorage("async+headgate+redis://127.0.0.1:1", **options)
+    assert not await astorage.check()
+    assert [await astorage.acquire_entry("/2/1/hour", 2, 3600) for _ in range(3)] == passed
+    with pytest.raises(StorageError):
+        await astorage.reset()
+    await astorage.aclose()
 
 
 def test_without_limits_it_says_what_to_install() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from headgate import Gate, InvalidInput, ManualClock, MemoryStore, Policy
 from headgate.gate.account_holds import AccountHold
-from tests.support.event_loop import run, until
+from tests.support.event_loop import until
 
 ACCOUNTS: dict[str, Any] = {
     "default": {
@@ -36,29 +36,23 @@ class Line:
         return waiting
 
 
-def test_f1_a_hold_that_waits_keeps_no_other_session_waiting() -> None:
-    async def check() -> None:
-        line = Line()
-        waiting = await line.wait()
-        other = await asyncio.wait_for(line.gate.ahold("planner", {}, session="two", timeout=30), 10)
-        assert other
-        await other.asettle()
-        assert not waiting.done()
-        await line.first.asettle()
-        assert (await waiting).state == "open"
-
-    run(check())
+async def test_f1_a_hold_that_waits_keeps_no_other_session_waiting() -> None:
+    line = Line()
+    waiting = await line.wait()
+    other = await asyncio.wait_for(line.gate.ahold("planner", {}, session="two", timeout=30), 10)
+    assert other
+    await other.asettle()
+    assert not waiting.done()
+    await line.first.asettle()
+    assert (await asyncio.wait_for(waiting, 10)).state == "open"
 
 
-def test_f1_whatever_an_agent_settles_wakes_all_of_its_lines() -> None:
-    async def check() -> None:
-        line = Line()
-        second = line.gate.hold("planner", {}, session="two")  # all slots of the agent
-        waiting = await line.wait(session="three")
-        await second.asettle()  # the clock stands still: nothing else could wake it
-        assert (await asyncio.wait_for(waiting, 10)).state == "open"
-
-    run(check())
+async def test_f1_whatever_an_agent_settles_wakes_all_of_its_lines() -> None:
+    line = Line()
+    second = line.gate.hold("planner", {}, session="two")  # all slots of the agent
+    waiting = await line.wait(session="three")
+    await second.asettle()  # the clock stands still: nothing else could wake it
+    assert (await asyncio.wait_for(waiting, 10)).state == "open"
 
 
 @pytest.mark.parametrize("settings", [{"exempt": ["planner"]}, {"shadow": True}], ids=["exempt", "shadow"])
@@ -81,153 +75,121 @@ Change = Callable[[Gate], object]
     ids=["blocked", "exempt", "raised"],
 )
 @pytest.mark.parametrize("reload", [False, True], ids=["changed", "reloaded"])
-def test_f1_a_hold_that_waits_is_decided_by_the_rules_of_when_its_turn_comes(
+async def test_f1_a_hold_that_waits_is_decided_by_the_rules_of_when_its_turn_comes(
     change: Change, state: str, reload: bool
 ) -> None:
-    async def check() -> None:
-        line = Line()
-        waiting = await line.wait()
-        change(line.gate)
-        if reload:
-            line.gate.reload(line.gate.policy)
-        line.clock.advance(LATER)
-        assert (await asyncio.wait_for(waiting, 10)).state == state
-
-    run(check())
+    line = Line()
+    waiting = await line.wait()
+    change(line.gate)
+    if reload:
+        line.gate.reload(line.gate.policy)
+    line.clock.advance(LATER)
+    assert (await asyncio.wait_for(waiting, 10)).state == state
 
 
-def test_f1_a_budget_that_is_lowered_denies_the_hold_that_waits() -> None:
-    async def check() -> None:
-        line = Line()
-        waiting = await line.wait(timeout=1)
-        line.gate.set_account_limit("-/-/planner", "usd", "2/calendar day")
-        await line.first.asettle()
-        line.clock.advance(1)
-        hold = await asyncio.wait_for(waiting, 10)
-        assert (hold.state, str(hold.bound)) == ("denied", "usd of -/-/planner")
-
-    run(check())
+async def test_f1_a_budget_that_is_lowered_denies_the_hold_that_waits() -> None:
+    line = Line()
+    waiting = await line.wait(timeout=1)
+    line.gate.set_account_limit("-/-/planner", "usd", "2/calendar day")
+    await line.first.asettle()
+    line.clock.advance(1)
+    hold = await asyncio.wait_for(waiting, 10)
+    assert (hold.state, str(hold.bound)) == ("denied", "usd of -/-/planner")
 
 
-def test_f1_a_hold_in_a_thread_is_decided_by_the_rules_of_when_its_turn_comes() -> None:
-    async def check() -> None:
-        line = Line()
-        holding = asyncio.to_thread(line.gate.hold, "planner", {}, session="one", timeout=30)
-        waiting = asyncio.ensure_future(holding)
-        await until(lambda: line.gate._hold_queues.queues, "the hold to wait")
-        line.gate.block("planner")
-        await line.first.asettle()
-        assert (await asyncio.wait_for(waiting, 10)).state == "denied"
-
-    run(check())
+async def test_f1_a_hold_in_a_thread_is_decided_by_the_rules_of_when_its_turn_comes() -> None:
+    line = Line()
+    holding = asyncio.to_thread(line.gate.hold, "planner", {}, session="one", timeout=30)
+    waiting = asyncio.ensure_future(holding)
+    await until(lambda: line.gate._hold_queues.queues, "the hold to wait")
+    line.gate.block("planner")
+    await line.first.asettle()
+    assert (await asyncio.wait_for(waiting, 10)).state == "denied"
 
 
-def test_f1_an_agent_is_not_starved_by_the_line_of_another_under_the_same_account() -> None:
-    """What comes back wakes up the line that was served longest ago first; the clock stands still."""
+async def slot_order(*agents: str) -> list[str]:
+    """Agents in the order in which they get the slot of their account. All wait for it, and the clock stands still."""
     accounts = {"at": {"acme": {"slots": "1 in flight"}}}
-    agents = {"planner": {"account": "acme"}, "busy": {"account": "acme"}}
-    gate = Gate(Policy(accounts=accounts, agents=agents), store=MemoryStore(clock=ManualClock(1000)))
+    policy = Policy(accounts=accounts, agents={agent: {"account": "acme"} for agent in agents})
+    gate = Gate(policy, store=MemoryStore(clock=ManualClock(1000)))
     order: list[str] = []
 
     async def hold(agent: str) -> None:
         async with gate.ahold(agent, {}, timeout=3600):
             order.append(agent)
 
-    async def check() -> None:
-        first = gate.hold("busy", {})
-        waiting = [asyncio.create_task(hold(agent)) for agent in ("busy", "busy", "busy", "planner")]
-        await until(lambda: len(gate._hold_queues.queues) == 2, "all to wait")
-        await first.asettle()
-        await asyncio.wait_for(asyncio.gather(*waiting), 10)
-        assert order.index("planner") < 3  # not after all the others, who may have been awake already
-
-    run(check())
-
-
-def test_f1_however_many_lines_there_are_a_settlement_wakes_a_few_and_each_has_its_turn() -> None:
-    accounts = {"at": {"acme": {"slots": "1 in flight"}}}
-    agents = {f"agent-{i}": {"account": "acme"} for i in range(40)}
-    gate = Gate(Policy(accounts=accounts, agents=agents), store=MemoryStore(clock=ManualClock(1000)))
-    order: list[str] = []
-
-    async def hold(agent: str) -> None:
-        async with gate.ahold(agent, {}, timeout=3600):
-            order.append(agent)
-
-    async def check() -> None:
-        first = gate.hold("agent-0", {})
-        waiting = [asyncio.create_task(hold(agent)) for agent in agents]
-        await until(lambda: len(gate._hold_queues.queues) == len(agents), "all to wait")
-        await first.asettle()
-        await asyncio.wait_for(asyncio.gather(*waiting), 10)
-        assert sorted(order) == sorted(agents)
-        assert not gate._hold_queues.queues
-        assert not gate._hold_queues._groups
-
-    run(check())
+    first = gate.hold(agents[0], {})
+    waiting = [asyncio.create_task(hold(agent)) for agent in agents]
+    await until(lambda: len(gate._hold_queues.queues) == len(set(agents)), "all to wait")
+    await first.asettle()
+    await asyncio.wait_for(asyncio.gather(*waiting), 10)
+    assert not gate._hold_queues.queues
+    assert not gate._hold_queues._groups
+    return order
 
 
-def test_f1_a_hold_waits_until_its_enforced_wait_is_over() -> None:
-    async def check() -> None:
-        line = Line(backoff={"enforce": True})
-        assert not line.gate.hold("planner", {}, session="one")  # a violation: 1 second
-        await line.first.asettle()
-        waiting = await line.wait()
-        line.clock.advance(0.75)
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        line.clock.advance(0.25)
-        assert (await asyncio.wait_for(waiting, 10)).state == "open"
-        assert line.gate.standing("planner").violations == 1
-
-    run(check())
+async def test_f1_an_agent_is_not_starved_by_the_line_of_another_under_the_same_account() -> None:
+    """What comes back wakes up the line that was served longest ago first."""
+    order = await slot_order("busy", "busy", "busy", "planner")
+    assert order.index("planner") < 3  # not after all the others, who may have been awake already
 
 
-def test_f1_a_hold_that_only_others_keep_waiting_is_no_violation() -> None:
-    async def check() -> None:
-        clock = ManualClock(1000)
-        gate = Gate(Policy(accounts={"default": {"agent": {"tokens": "60/minute"}}}), store=MemoryStore(clock=clock))
-        gate.hold("planner", {"tokens": 30})
-        large = asyncio.ensure_future(gate.ahold("planner", {"tokens": 60}, timeout=20))
-        await until(lambda: gate._hold_queues.queues, "the large one to wait")
-        small = asyncio.ensure_future(gate.ahold("planner", {"tokens": 1}, timeout=1))
-        await asyncio.sleep(0)
-        clock.advance(1)
-        denied = await asyncio.wait_for(small, 10)
-        assert not denied
-        assert denied.decision.violation is None
-        assert not gate.is_rate_limited("planner")
-        large.cancel()
-        await asyncio.wait((large,))
+async def test_f1_however_many_lines_there_are_a_settlement_wakes_a_few_and_each_has_its_turn() -> None:
+    agents = [f"agent-{i}" for i in range(40)]
+    assert sorted(await slot_order(*agents)) == sorted(agents)
 
-    run(check())
+
+async def test_f1_a_hold_waits_until_its_enforced_wait_is_over() -> None:
+    line = Line(backoff={"enforce": True})
+    assert not line.gate.hold("planner", {}, session="one")  # a violation: 1 second
+    await line.first.asettle()
+    waiting = await line.wait()
+    line.clock.advance(0.75)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    line.clock.advance(0.25)
+    assert (await asyncio.wait_for(waiting, 10)).state == "open"
+    assert line.gate.standing("planner").violations == 1
+
+
+async def test_f1_a_hold_that_only_others_keep_waiting_is_no_violation() -> None:
+    clock = ManualClock(1000)
+    gate = Gate(Policy(accounts={"default": {"agent": {"tokens": "60/minute"}}}), store=MemoryStore(clock=clock))
+    gate.hold("planner", {"tokens": 30})
+    large = asyncio.ensure_future(gate.ahold("planner", {"tokens": 60}, timeout=20))
+    await until(lambda: gate._hold_queues.queues, "the large one to wait")
+    small = asyncio.ensure_future(gate.ahold("planner", {"tokens": 1}, timeout=1))
+    await asyncio.sleep(0)
+    clock.advance(1)
+    denied = await asyncio.wait_for(small, 10)
+    assert not denied
+    assert denied.decision.violation is None
+    assert not gate.is_rate_limited("planner")
+    large.cancel()
+    await asyncio.wait((large,))
 
 
 @pytest.mark.parametrize("thread", [False, True], ids=["task", "thread"])
-def test_f1_an_id_is_held_once_though_its_agent_moves_while_it_waits(thread: bool) -> None:
+async def test_f1_an_id_is_held_once_though_its_agent_moves_while_it_waits(thread: bool) -> None:
     accounts = {"default": {"agent": {"slots": "1 in flight", "usd": "10/calendar day"}}}
     clock = ManualClock(1000)
     policy = Policy(accounts=accounts, agents={"planner": {"account": "acme"}})
     gate = Gate(policy, store=MemoryStore(clock=clock))
-
-    async def check() -> None:
-        gate.hold("planner", {})
-        options: dict[str, Any] = {"hold_id": "job", "timeout": 30}
-        waiting = asyncio.ensure_future(
-            asyncio.to_thread(gate.hold, "planner", {"usd": 5}, **options)
-            if thread
-            else gate.ahold("planner", {"usd": 5}, **options)
-        )
-        await until(lambda: gate._hold_queues.queues, "the hold to wait")
-        gate.set_account_limit("acme/-/planner", "slots", "2 in flight")
-        assert gate.hold("planner", {"usd": 5}, hold_id="job")  # repeated, and granted first
-        gate.set_agent_account("planner", "globex")
-        clock.advance(LATER)
-        found = await asyncio.wait_for(waiting, 10)
-        assert (found.account, found.repeated) == ("acme/-/planner", True)
-        assert [one.id for one in gate.list_holds("globex")] == []
-
-    run(check())
+    gate.hold("planner", {})
+    options: dict[str, Any] = {"hold_id": "job", "timeout": 30}
+    waiting = asyncio.ensure_future(
+        asyncio.to_thread(gate.hold, "planner", {"usd": 5}, **options)
+        if thread
+        else gate.ahold("planner", {"usd": 5}, **options)
+    )
+    await until(lambda: gate._hold_queues.queues, "the hold to wait")
+    gate.set_account_limit("acme/-/planner", "slots", "2 in flight")
+    assert gate.hold("planner", {"usd": 5}, hold_id="job")  # repeated, and granted first
+    gate.set_agent_account("planner", "globex")
+    clock.advance(LATER)
+    found = await asyncio.wait_for(waiting, 10)
+    assert (found.account, found.repeated) == ("acme/-/planner", True)
+    assert [one.id for one in gate.list_holds("globex")] == []
 
 
 @pytest.mark.parametrize("timeout", ["soon", -5, float("nan"), True, False])

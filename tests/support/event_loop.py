@@ -27,3 +27,9 @@ async def until(condition: Callable[[], object], what: str) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not within {PATIENCE} s")
         await asyncio.sleep(0.0005)
+
+
+async def turns(count: int) -> None:
+    """Let the loop take so many turns."""
+    for _ in range(count):
+        await asyncio.sleep(0)
