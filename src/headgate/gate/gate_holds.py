@@ -85,20 +85,22 @@ class GateHolds(GateChanges):
 
         Its lease is 60 seconds, or `accounts.max_lease` if that is less. See `Limiter.hold` for the other arguments.
         """
-        request = HoldRequest(agent, costs, session, tool, lease, hold_id, keep, max_age)
-        attempt = self._hold_templates().attempt(request)
-        line = self._line_of(attempt, request, timeout)
-        before = drive(self._find_repeated(attempt), call_method) if attempt.may_be_elsewhere else None
-        if before is not None:
-            return before
-        try:
-            hold = attempt.run(self._hold_queues, line, timeout)
-        except _AgentMoved as moved:
-            return self.hold(**moved.request._asdict(), timeout=moved.left)
-        except HoldError as error:
-            return drive(self._after_error(attempt, error), call_method)
-        plain = hold and not attempt.repeated
-        return self._decided(hold, None) if plain else drive(self._after_hold(attempt, hold), call_method)
+        request: HoldRequest = (agent, costs, session, tool, lease, hold_id, keep, max_age)
+        while True:
+            attempt = self._hold_templates().attempt(request)
+            line = self._line_of(attempt, request, timeout)
+            before = drive(self._find_repeated(attempt), call_method) if attempt.may_be_elsewhere else None
+            if before is not None:
+                return before
+            try:
+                hold = attempt.run(self._hold_queues, line, timeout)
+            except _AgentMoved as moved:
+                request, timeout = moved.request, moved.left
+                continue
+            except HoldError as error:
+                return drive(self._after_error(attempt, error), call_method)
+            plain = hold and not attempt.repeated
+            return self._decided(hold, None) if plain else drive(self._after_hold(attempt, hold), call_method)
 
     def ahold(
         self,
@@ -114,23 +116,26 @@ class GateHolds(GateChanges):
         max_age: Number | None = 3600,
     ) -> PendingHold[AccountHold]:
         """`hold`, to be awaited, or used in `async with`."""
-        request = HoldRequest(agent, costs, session, tool, lease, hold_id, keep, max_age)
 
         async def make() -> AccountHold:
-            attempt = self._hold_templates().attempt(request)
-            line = self._line_of(attempt, request, timeout)
-            before = await adrive(self._find_repeated(attempt), call_twin) if attempt.may_be_elsewhere else None
-            if before is not None:
-                return before
-            try:
-                hold = await attempt.arun(self._hold_queues, line, timeout)
-            except _AgentMoved as moved:
-                return await self.ahold(**moved.request._asdict(), timeout=moved.left)
-            except HoldError as error:
-                return await adrive(self._after_error(attempt, error), call_twin)
-            if hold and not attempt.repeated:
-                return self._decided(hold, None)
-            return await adrive(self._after_hold(attempt, hold), call_twin)
+            request: HoldRequest = (agent, costs, session, tool, lease, hold_id, keep, max_age)
+            left = timeout
+            while True:
+                attempt = self._hold_templates().attempt(request)
+                line = self._line_of(attempt, request, left)
+                before = await adrive(self._find_repeated(attempt), call_twin) if attempt.may_be_elsewhere else None
+                if before is not None:
+                    return before
+                try:
+                    hold = await attempt.arun(self._hold_queues, line, left)
+                except _AgentMoved as moved:
+                    request, left = moved.request, moved.left
+                    continue
+                except HoldError as error:
+                    return await adrive(self._after_error(attempt, error), call_twin)
+                if hold and not attempt.repeated:
+                    return self._decided(hold, None)
+                return await adrive(self._after_hold(attempt, hold), call_twin)
 
         return PendingHold(make)
 
@@ -139,8 +144,9 @@ class GateHolds(GateChanges):
         waits = not is_zero(timeout)
         if not waits and not attempt.template.blocked:
             return ""
+        agent, costs, session, tool, lease, _, keep, max_age = request
         hold_id, clock = attempt.hold_id.removeprefix(attempt.template.id_start), self._store.clock
-        again = request._replace(costs=dict(request.costs), hold_id=hold_id)
+        again = agent, dict(costs), session, tool, lease, hold_id, keep, max_age
         end = None if timeout is None else clock.now() + microseconds("timeout", timeout)
 
         def look_again() -> Decision | None:

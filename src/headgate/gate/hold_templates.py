@@ -1,7 +1,7 @@
 """Attempts at holds of a gate, compiled: what the holds of an agent have in common is made once."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeAlias
 
 from headgate._hold_hot import keep_of, lease_of
 from headgate.errors import refuse
@@ -18,18 +18,11 @@ LEASE: Final = 60
 """Seconds that a hold lasts unless it is told otherwise."""
 _REMEMBERED: Final = 10_000
 
+HoldRequest: TypeAlias = tuple[object, Any, object, object, object, object, object, object]
+"""The arguments of `Gate.hold` besides its timeout, unchecked: agent, costs, session, tool, lease, id, keep, max_age.
 
-class HoldRequest(NamedTuple):
-    """The arguments of `Gate.hold` besides its timeout, unchecked. (mypyc can't compile fields of type `object`.)"""
-
-    agent: Any
-    costs: Any
-    session: Any
-    tool: Any
-    lease: Any
-    hold_id: Any
-    keep: Any
-    max_age: Any
+A plain tuple, since one is made for each hold.
+"""
 
 
 class HoldTemplates:
