@@ -14,16 +14,11 @@ from headgate.edges.asgi import RateLimitMiddleware
 from headgate.http import ProblemDetails
 from tests.support.greeting_app import header, hello, maybe_async, memory_limiter, remaining, served
 from tests.support.http_callers import statuses
-from tests.support.http_edges import AsgiEdge, Edge, FastapiEdge, WsgiEdge, client_of, edges, every_edge
+from tests.support.http_edges import AsgiEdge, Edge, FastapiEdge, WsgiEdge, client_of, edges, every_edge, sync_or_async
 from tests.support.ports import nobody
 from tests.support.valkey import PATIENCE, Server, wait_for
 
 pytestmark = pytest.mark.once
-
-sync_or_async = pytest.mark.parametrize(
-    ("edge", "asynchronous"),
-    [(AsgiEdge, False), (AsgiEdge, True), (FastapiEdge, False), (FastapiEdge, True), (WsgiEdge, False)],
-)
 
 
 YEAR = 365 * 24 * 3600

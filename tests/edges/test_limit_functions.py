@@ -17,17 +17,13 @@ from headgate.edges.limit_function import LimitFunction
 from headgate.edges.websocket import WebSocketLimits
 from tests.support.asgi_server import serving
 from tests.support.greeting_app import header, hello, maybe_async, served
-from tests.support.http_edges import AsgiEdge, Edge, FastapiEdge, WsgiEdge, client_of
+from tests.support.http_edges import AsgiEdge, Edge, FastapiEdge, WsgiEdge, client_of, sync_or_async
 from tests.support.valkey import Server, wait_for
 from tests.support.websocket_apps import Echo, connected, denial_frame, exchange
 
 pytestmark = pytest.mark.once
 
 PLANS = {"free": "2/minute", "pro": "5/minute", "exact": SlidingWindow(3, 60), "both": ["4/minute", "9/hour"]}
-sync_or_async = pytest.mark.parametrize(
-    ("edge", "asynchronous"),
-    [(AsgiEdge, False), (AsgiEdge, True), (FastapiEdge, False), (FastapiEdge, True), (WsgiEdge, False)],
-)
 
 
 def limit_of_plan(request: Any) -> Any:

@@ -6,6 +6,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -42,21 +43,13 @@ def clock() -> ManualClock:
     return ManualClock(1000, at=datetime(2026, 11, 17, 8, tzinfo=UTC))
 
 
-@pytest.fixture(scope="module")
-def valkey() -> Iterator[Server]:
-    with Server() as server:
-        yield server
-
-
-@pytest.fixture(params=["memory", "valkey"])
+@pytest.fixture(params=["memory", "redis"])
 def store(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Store]:
     if request.param == "memory":
         yield MemoryStore(clock=clock)
     else:
-        server = request.getfixturevalue("valkey")
-        with server.client() as client:
-            client.flushall()
-        with RedisStore(server.url, timeout=PATIENCE, clock=clock) as made:
+        server: Server = request.getfixturevalue("redis_server")
+        with RedisStore(server.url, prefix=f"{uuid4().hex}:", timeout=PATIENCE, clock=clock) as made:
             yield made
 
 

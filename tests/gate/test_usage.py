@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import given
@@ -138,22 +139,14 @@ def test_f1_totals_are_what_was_settled_to_the_unit(
 # Last month doesn't vanish --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def valkey() -> Iterator[Server]:
-    with Server() as server:
-        yield server
-
-
-@pytest.fixture(params=["memory", "valkey"])
+@pytest.fixture(params=["memory", "redis"])
 def opened(request: pytest.FixtureRequest) -> Iterator[tuple[Store, ManualClock]]:
     clock = clock_at(2025, 12, 1)
     if request.param == "memory":
         yield MemoryStore(clock=clock), clock
         return
-    server = request.getfixturevalue("valkey")
-    with server.client() as client:
-        client.flushall()
-    with RedisStore(server.url, timeout=PATIENCE, clock=clock) as store:
+    server: Server = request.getfixturevalue("redis_server")
+    with RedisStore(server.url, prefix=f"{uuid4().hex}:", timeout=PATIENCE, clock=clock) as store:
         yield store, clock
 
 

@@ -143,3 +143,9 @@ def edges(*kinds: type[Edge]) -> pytest.MarkDecorator:
 
 
 every_edge = edges(AsgiEdge, FastapiEdge, WsgiEdge)
+
+sync_or_async = pytest.mark.parametrize(
+    ("edge", "asynchronous"),
+    [(AsgiEdge, False), (AsgiEdge, True), (FastapiEdge, False), (FastapiEdge, True), (WsgiEdge, False)],
+)
+"""Run a test with every edge, and with plain functions and, where there is an event loop, async ones."""
