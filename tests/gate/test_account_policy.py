@@ -82,108 +82,89 @@ def test_f1_unlimited_takes_a_default_away() -> None:
     assert limits(policy, "acme/search/planner") == {("slots", ""): "1 in flight"}
 
 
+def mistakes(**settings: Any) -> tuple[str, ...]:
+    with pytest.raises(PolicyError) as error:
+        Policy(**settings)
+    return error.value.mistakes
+
+
+A_RATE = (
+    "expected a rate, such as '100/minute', or a budget, such as '500/calendar month', "
+    "'500/calendar day in Europe/Berlin' or '2 in all'"
+)
+SOME_SLOTS = "expected slots, such as '5 in flight'"
+
+
+@pytest.mark.parametrize(
+    ("limits", "mistake"),
+    [
+        ({"dollars": "5/minute"}, "dollars: expected one of requests, slots, "),
+        ({"slots": "5/minute"}, f"slots: {SOME_SLOTS}"),
+        ({"slots": "4"}, f"slots: {SOME_SLOTS}, got '4'"),
+        ({"slots": 4}, f"slots: {SOME_SLOTS}"),
+        ({"tokens": "5 in flight"}, "tokens: expected a rate or a budget, not "),
+        ({"usd": "5 eur in all"}, "usd: expected an amount of usd, without a unit"),
+        ({"usd": "five"}, f"usd: {A_RATE}, got 'five'"),
+        ({"usd": "600"}, f"usd: {A_RATE}, got '600'"),
+        ({"usd": 600}, f"usd: {A_RATE}, got 600"),
+        ({"tools": {"web": {"slots": "5 in flight"}}}, "tools.web.slots: expected one of"),
+    ],
+)
+def test_f1_mistakes_in_limits_of_accounts_are_told_by_their_paths(limits: dict[str, Any], mistake: str) -> None:
+    (found,) = mistakes(accounts={"default": {"agent": limits}})
+    assert found.startswith(f"accounts.default.agent.{mistake}")
+
+
+@pytest.mark.parametrize(
+    ("levels", "better", "more"),
+    [
+        (
+            ["customer", "team"],
+            ["customer", "team", "agent", "session"],
+            {"default": {"agent": {"slots": "4 in flight"}}},
+        ),
+        (["customer", "agent"], ["customer", "agent", "session"], {}),
+        (["org", "team"], ["org", "team", "agent", "session"], {"default": {"team": {"usd": "10/calendar month"}}}),
+        (["session", "agent", "chat"], ["chat", "agent", "session"], {}),
+    ],
+)
+def test_f1_levels_that_end_with_others_than_agent_and_session_are_no_levels(
+    levels: list[str], better: list[str], more: dict[str, Any]
+) -> None:
+    expected = f"expected the levels of agents and of sessions as the last two, such as {better}, got {levels}"
+    assert f"accounts.levels: {expected}" in mistakes(accounts={"levels": levels, **more})
+
+
 @pytest.mark.parametrize(
     ("accounts", "mistake"),
     [
-        ({"levels": ["agent"]}, "accounts.levels: expected a list of 2 to 8 entries, got ['agent']"),
-        ({"levels": ["a", "a", "b"]}, "accounts.levels: expected at least two different names, got ['a', 'a', 'b']"),
-        (
-            {"default": {"agnet": {}}},
-            "accounts.default.agnet: expected one of agent, org, team, session (did you mean agent?)",
-        ),
-        (
-            {"default": {"agent": {"dollars": "5/minute"}}},
-            "accounts.default.agent.dollars: expected one of requests, slots, ",
-        ),
-        (
-            {"default": {"agent": {"slots": "5/minute"}}},
-            "accounts.default.agent.slots: expected slots, such as '5 in flight'",
-        ),
-        (
-            {"default": {"agent": {"tokens": "5 in flight"}}},
-            "accounts.default.agent.tokens: expected a rate or a budget, not ",
-        ),
-        (
-            {"default": {"agent": {"usd": "5 eur in all"}}},
-            "accounts.default.agent.usd: expected an amount of usd, without a unit",
-        ),
-        ({"default": {"agent": {"usd": "five"}}}, "accounts.default.agent.usd: expected a rate, such as"),
-        (
-            {"default": {"agent": {"tools": {"web": {"slots": "5 in flight"}}}}},
-            "accounts.default.agent.tools.web.slots: expected one of",
-        ),
-        (
-            {"default": {"agent": {"usd": "600"}}},
-            (
-                "accounts.default.agent.usd: expected a rate, such as '100/minute', or a budget, such as "
-                "'500/calendar month', '500/calendar day in Europe/Berlin' or '2 in all', got '600'"
-            ),
-        ),
-        ({"default": {"agent": {"usd": 600}}}, "accounts.default.agent.usd: expected a rate, such as"),
-        (
-            {"default": {"agent": {"slots": "4"}}},
-            "accounts.default.agent.slots: expected slots, such as '5 in flight', got '4'",
-        ),
-        ({"default": {"agent": {"slots": 4}}}, "accounts.default.agent.slots: expected slots, such as '5 in flight'"),
-        (
-            {"levels": ["customer", "team"], "default": {"agent": {"slots": "4 in flight"}}},
-            (
-                "accounts.levels: expected the levels of agents and of sessions as the last two, such as "
-                "['customer', 'team', 'agent', 'session'], got ['customer', 'team']"
-            ),
-        ),
-        (
-            {"levels": ["customer", "agent"]},
-            (
-                "accounts.levels: expected the levels of agents and of sessions as the last two, such as "
-                "['customer', 'agent', 'session'], got ['customer', 'agent']"
-            ),
-        ),
-        (
-            {"levels": ["org", "team"], "default": {"team": {"usd": "10/calendar month"}}},
-            (
-                "accounts.levels: expected the levels of agents and of sessions as the last two, such as "
-                "['org', 'team', 'agent', 'session'], got ['org', 'team']"
-            ),
-        ),
-        (
-            {"levels": ["session", "agent", "chat"]},
-            (
-                "accounts.levels: expected the levels of agents and of sessions as the last two, such as "
-                "['chat', 'agent', 'session'], got ['session', 'agent', 'chat']"
-            ),
-        ),
-        ({"units": {"usd": {"decimals": 2}}}, "accounts.units.usd.decimals: expected 6, which usd always has, got 2"),
-        ({"plans": {f"p{i}": {} for i in range(257)}}, "accounts.plans: expected at most 256 names, got 257"),
-        ({"units": {"Coin": {"decimals": 2}}}, "accounts.units.Coin: expected a name of up to 31 of a-z and _"),
-        (
-            {"units": {"coin": {"decimals": 12}}},
-            "accounts.units.coin.decimals: expected a whole number from 0 to 9, got 12",
-        ),
-        ({"zone": "Berlin"}, "accounts.zone: expected the IANA name of a time zone"),
-        (
-            {"at": {"acme/search/planner/run": {}}},
-            'accounts.at."acme/search/planner/run": expected the path of an account',
-        ),
+        ({"levels": ["agent"]}, "levels: expected a list of 2 to 8 entries, got ['agent']"),
+        ({"levels": ["a", "a", "b"]}, "levels: expected at least two different names, got ['a', 'a', 'b']"),
+        ({"default": {"agnet": {}}}, "default.agnet: expected one of agent, org, team, session (did you mean agent?)"),
+        ({"units": {"usd": {"decimals": 2}}}, "units.usd.decimals: expected 6, which usd always has, got 2"),
+        ({"units": {"Coin": {"decimals": 2}}}, "units.Coin: expected a name of up to 31 of a-z and _"),
+        ({"units": {"coin": {"decimals": 12}}}, "units.coin.decimals: expected a whole number from 0 to 9, got 12"),
+        ({"plans": {f"p{i}": {} for i in range(257)}}, "plans: expected at most 256 names, got 257"),
+        ({"zone": "Berlin"}, "zone: expected the IANA name of a time zone"),
+        ({"at": {"acme/search/planner/run": {}}}, 'at."acme/search/planner/run": expected the path of an account'),
         (
             {"at": {"-/-": {"usd": "1 in all"}}},
             (
-                "accounts.at.\"-/-\": expected an account or an agent; '-' stands for a missing one, which has no "
+                "at.\"-/-\": expected an account or an agent; '-' stands for a missing one, which has no "
                 "limits (accounts.default limits agents without an account), got '-/-'"
             ),
         ),
-        ({"at": {"acme//x": {}}}, 'accounts.at."acme//x": expected the path of an account'),
+        ({"at": {"acme//x": {}}}, 'at."acme//x": expected the path of an account'),
         (
             {"at": {"acme": {"plan": "gold"}}},
-            "accounts.at.acme.plan: expected a plan of the policy (none: the policy has no plans)",
+            "at.acme.plan: expected a plan of the policy (none: the policy has no plans)",
         ),
-        ({"max_lease": 700000}, "accounts.max_lease: expected"),
+        ({"max_lease": 700000}, "max_lease: expected"),
     ],
 )
 def test_f1_mistakes_in_accounts_are_told_by_their_paths(accounts: dict[str, Any], mistake: str) -> None:
-    with pytest.raises(PolicyError) as error:
-        Policy(accounts=accounts)
-    assert any(one.startswith(mistake) for one in error.value.mistakes), error.value.mistakes
+    found = mistakes(accounts=accounts)
+    assert any(one.startswith(f"accounts.{mistake}") for one in found), found
 
 
 @pytest.mark.parametrize(
@@ -199,9 +180,8 @@ def test_f1_mistakes_in_accounts_are_told_by_their_paths(accounts: dict[str, Any
     ],
 )
 def test_f1_an_agent_belongs_to_an_account_above_it(agent: dict[str, Any], mistake: str) -> None:
-    with pytest.raises(PolicyError) as error:
-        Policy(agents={"planner": agent})
-    assert any(one.startswith(mistake) for one in error.value.mistakes), error.value.mistakes
+    (found,) = mistakes(agents={"planner": agent})
+    assert found.startswith(mistake)
 
 
 def test_f1_no_two_paths_are_the_same() -> None:
