@@ -365,10 +365,6 @@ class Guard:
             decision = yield from hold.extend(more)
             counted[bucket] = cost, decision, hold
             return CheckedRequest(request, counter, key, tier, more, decision, identified, reserved=())
-        if counter.hold is None:
-            decision = yield counter.check(key, tier, more)
-            counted[bucket] = cost, decision, None
-            return CheckedRequest(request, counter, key, tier, more, decision, identified)
         one = yield from reserve(counter, key, tier, more)
         counted[bucket] = cost, one.decision, one.hold
         return CheckedRequest(request, counter, key, tier, more, one.decision, identified, one.hold)
