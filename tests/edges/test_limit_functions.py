@@ -177,7 +177,7 @@ def test_an_async_function_is_refused_where_there_is_no_event_loop() -> None:
             WsgiMiddleware(lambda environ, start: [], given)
         with pytest.raises(ValueError, match="RateLimitMiddleware routes '/x': expected a plain function"):
             WsgiMiddleware(lambda environ, start: [], "1/minute", routes={"/x": given})
-        with pytest.raises(ValueError, match="RateLimitMiddleware key: expected a plain function"):
+        with pytest.raises(ValueError, match="RateLimitMiddleware key: expected a plain function, since WSGI has no"):
             WsgiMiddleware(lambda environ, start: [], "1/minute", key=given)
 
 

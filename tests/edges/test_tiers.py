@@ -46,14 +46,6 @@ def test_the_tier_of_requests_may_be_one_of_the_policy(edge: type[Edge]) -> None
         assert gate.peek("a", "http", "normal").remaining == 5
 
 
-@edges(AsgiEdge, WsgiEdge)
-def test_routes_may_have_a_tier_of_the_policy(edge: type[Edge]) -> None:
-    gate = Gate(BULK, store=MemoryStore(clock=ManualClock()))
-    with client_of(edge(gate=gate, key=lambda request: "a", routes={"POST *": "bulk"})) as client:
-        client.post("/"), client.get("/")
-    assert [gate.peek("a", "http", tier).remaining for tier in ("bulk", "normal")] == [1, 4]
-
-
 @pytest.mark.parametrize("options", [{"tier": "bluk"}, {"routes": {"/": "bluk"}}])
 def test_an_unknown_tier_is_refused_by_a_text_that_lists_those_of_the_policy(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as caught:
