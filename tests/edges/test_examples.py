@@ -17,8 +17,8 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from tests.support.http_callers import listens
 from tests.support.ports import nobody
+from tests.support.server_process import listening
 from tests.support.valkey import PATIENCE, wait_for
 
 pytestmark = pytest.mark.once
@@ -38,14 +38,8 @@ def command(name: str) -> list[str]:
 @contextmanager
 def started(name: str, option: str = "--port={}") -> Iterator[str]:
     """An example that serves; its host and port."""
-    with nobody() as port:
-        process = subprocess.Popen([*command(name), option.format(port)], cwd=ROOT)
-        try:
-            wait_for(lambda: listens(port) or process.poll() is not None, name)
-            yield f"127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait(PATIENCE)
+    with nobody() as port, listening(port, [*command(name), option.format(port)], cwd=ROOT):
+        yield f"127.0.0.1:{port}"
 
 
 def client(where: str) -> httpx.Client:

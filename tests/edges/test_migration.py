@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +12,9 @@ import httpx
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from tests.support.http_callers import listens
 from tests.support.ports import nobody
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.server_process import listening
+from tests.support.valkey import PATIENCE, Server
 from tools.migration_diff import AFTER, APPS, BEFORE, GUIDE, diff, shown
 
 pytestmark = pytest.mark.once
@@ -78,15 +77,9 @@ def served(name: str, store: str, log: Path, folder: Path = APPS) -> Iterator[st
     """An application on uvicorn; its host and port."""
     with nobody() as port, log.open("wb") as errors:
         app = [f"--app-dir={folder}", f"{name.removesuffix('.py')}:app", f"--port={port}", "--log-level=warning"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "uvicorn", *app], env={**os.environ, "STORE_URL": store}, stderr=errors
-        )
-        try:
-            wait_for(lambda: listens(port) or process.poll() is not None, name)
+        command = [sys.executable, "-m", "uvicorn", *app]
+        with listening(port, command, env={**os.environ, "STORE_URL": store}, stderr=errors):
             yield f"127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait(PATIENCE)
 
 
 def ask(http: httpx.Client, what: str, caller: str) -> httpx.Response:

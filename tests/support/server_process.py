@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.support.http_callers import listens
 from tests.support.ports import nobody
@@ -27,15 +28,19 @@ def server_process(server: str, app: str, *options: str, **environment: str) -> 
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with nobody() as port:
         command = [part.format(port=port) for part in _COMMANDS[server]]
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command, *options, app if "--factory" in command else f"{app}()"],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path, **environment},
-        )
-        try:
-            wait_for(lambda: process.poll() is not None or listens(port), server)
-            assert process.poll() is None, f"{server} has ended"
+        command = [sys.executable, "-m", *command, *options, app if "--factory" in command else f"{app}()"]
+        with listening(port, command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path, **environment}):
             yield port
-        finally:
-            process.terminate()
-            process.wait(PATIENCE)
+
+
+@contextmanager
+def listening(port: int, command: list[str], **options: Any) -> Iterator[None]:
+    """Run a server that listens at a port, with options of `Popen`, until the block ends."""
+    process = subprocess.Popen(command, **options)
+    try:
+        wait_for(lambda: process.poll() is not None or listens(port), "the server")
+        assert process.poll() is None, f"it has ended: {command}"
+        yield
+    finally:
+        process.terminate()
+        process.wait(PATIENCE)
