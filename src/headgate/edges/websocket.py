@@ -3,11 +3,11 @@
 import asyncio
 import json
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from headgate.edges.application import join_limits
 from headgate.edges.counters import Counters, CountersFunction, Decided, address_key, was_counted
@@ -35,6 +35,8 @@ from headgate.limits.decision import Decision, Outcome
 
 OnDenied: TypeAlias = Literal["frame", "close"]
 
+_LIMITS: Final = ("received", "received_bytes", "sent", "sent_bytes")
+"""Of `WebSocketLimits`."""
 TRY_LATER: Final = 1013
 TOO_BIG: Final = 1009
 _ANSWERS: Final = ("websocket.accept", "websocket.close", "websocket.http.response.start")
@@ -91,7 +93,7 @@ class WebSocketMiddleware:
         self._app: Final = app
         self.guard: Final = guard
         self.limits: Final = limits
-        self._given: Final = [self._counters(name, getattr(limits, name)) for name in _MessageLimits._fields]
+        self._given: Final = [self._counters(name, getattr(limits, name)) for name in _LIMITS]
         self.flooding: Final[set[_LimitedConnection]] = set()
 
     def _counters(self, name: str, given: LimitGiven | None) -> Counters | CountersFunction | None:
@@ -103,15 +105,15 @@ class WebSocketMiddleware:
         found = self.guard.counters(where, name, given)
         return found if isinstance(found, LimitFunction) else _check_counters(name, found)
 
-    def _message_limits(self, request: HttpRequest) -> Flow[object, "_MessageLimits"]:
-        """The limits of a connection's messages."""
+    def _message_limits(self, request: HttpRequest) -> Flow[object, list[Counters | None]]:
+        """The limits of a connection's messages, as `_LIMITS` names them."""
         found: list[Counters | None] = []
-        for name, given in zip(_MessageLimits._fields, self._given, strict=True):
+        for name, given in zip(_LIMITS, self._given, strict=True):
             if isinstance(given, LimitFunction):
                 found.append(_check_counters(name, (yield from self.guard.counters_for(given, request))))
             else:
                 found.append(given)
-        return _MessageLimits(*found)
+        return found
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         guard = self.guard
@@ -150,15 +152,6 @@ class WebSocketMiddleware:
         status, headers, body = await adrive(self.guard.denial(checked))
         await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
         await send({"type": "websocket.http.response.body", "body": body})
-
-
-class _MessageLimits(NamedTuple):
-    """The counters of the messages of one connection."""
-
-    received: Counters | None
-    received_bytes: Counters | None
-    sent: Counters | None
-    sent_bytes: Counters | None
 
 
 def _check_counters(name: str, found: Counters) -> Counters:
@@ -238,7 +231,7 @@ class _LimitedConnection:
         self,
         edge: WebSocketMiddleware,
         checked: CheckedRequest,
-        limits: _MessageLimits,
+        limits: Iterable[Counters | None],
         receive: Receive,
         send: Send,
     ) -> None:
@@ -246,11 +239,8 @@ class _LimitedConnection:
         self._checked: Final = checked
         self._receive: Final = receive
         self._send: Final = send
-        self._received = self._limit(limits.received)
-        self._received_bytes = self._limit(limits.received_bytes)
+        self._received, self._received_bytes, self._sent, self._sent_bytes = map(self._limit, limits)
         self._awaits: Final = any(limit and limit.awaits for limit in (self._received, self._received_bytes))
-        self._sent = self._limit(limits.sent)
-        self._sent_bytes = self._limit(limits.sent_bytes)
         self._answered = False
         self._closed = False  # by the middleware
         self._closed_by_app = False  # then the server takes no message any more, also none of the middleware's
