@@ -18,7 +18,7 @@ def settled(hub: Running) -> None:
 
     def idle() -> bool:
         alerts = hub.hub.alerts
-        rests = bool(alerts._worker._woken._waiters) and not alerts._worker._woken.is_set()
+        rests = bool(alerts._woken._waiters) and not alerts._woken.is_set()
         return rests and not alerts._events and not alerts._due and not hub.hub.webhooks.waiting
 
     for _ in range(3):  # one thing may bring another

@@ -27,7 +27,7 @@ from headgate.events import AccountAlerted
 from headgate.gate import Gate
 from headgate.gate.account_status import ALERT_SHARES, LimitStatus, alert_share
 from headgate.hub.agents.registry import AgentRecord
-from headgate.hub.monitoring.alert_base import AlertStore, AlertWorker, RecentAlerts, StoreOutcome
+from headgate.hub.monitoring.alert_base import BaseAlerts, OpenAlert, StoreOutcome, encoded
 from headgate.hub.timer import Timer
 from headgate.limits.budget import Budget
 from headgate.limits.clock import Clock
@@ -75,22 +75,17 @@ class AccountAlert(Struct, frozen=True):
     """What was left of the budget when it was raised last."""
 
 
-class _OpenAlert:
-    """An open alert, and what this hub knows about it."""
-
-    __slots__ = ("alert", "attempt", "text")
-
-    def __init__(self, alert: AccountAlert, text: str = "") -> None:
-        self.alert = alert
-        self.text = text  # as it is in the store; "" if it is not
-        self.attempt: AccountAlert | None = None  # as this hub tried to resolve it in the store
+_OpenAlert: TypeAlias = OpenAlert[AccountAlert]
 
 
-class AccountAlerts:
+class AccountAlerts(BaseAlerts[AccountAlert, _OpenAlert]):
     """The alerts of accounts. `send` is called with each that this hub raises or resolves.
 
     `agents` returns the next registered agents after an id.
     """
+
+    _FAILURE = "an alert of an account failed"
+    _TOO_MANY = "too many open alerts of accounts: others are dropped until some are resolved"
 
     def __init__(
         self,
@@ -101,56 +96,30 @@ class AccountAlerts:
         shared: SharedAlerts | None = None,
         away: Callable[[], bool] = lambda: False,
     ) -> None:
+        super().__init__(shared, away)
         self._gate, self._clock, self._send, self._agents = gate, clock, send, agents
-        self._store: Final = AlertStore(shared, away)
         self.raised: Final[Counter[float]] = Counter(dict.fromkeys(ALERT_SHARES, 0))
         """The number of times that this hub raised an alert, by share."""
-        self.resolved = 0
-        """The number of alerts that this hub resolved."""
-        self._open: Final[dict[str, _OpenAlert]] = {}  # by the name under which they are stored
-        self._recent: Final[RecentAlerts[AccountAlert]] = RecentAlerts()
         self._events: Final[deque[AccountAlerted]] = deque()
         self._due = False  # whether to look at the budgets of open alerts
         memory = in_process(gate.store)
         self._starts_from_file = memory is not None and memory.file is not None  # until its budgets were looked at
-        self._too_many = False
         self._timer: Timer | None = None
-        self._worker: Final = AlertWorker(
-            self._work, timed=self._store.is_shared, failure="an alert of an account failed"
-        )
-
-    @property
-    def open(self) -> int:
-        """The number of open alerts."""
-        return len(self._open)
-
-    def recent(self) -> list[AccountAlert]:
-        """The newest alerts, open or resolved, newest first."""
-        return self._recent.newest_first()
-
-    def known(self) -> list[AccountAlert]:
-        """All open alerts and the newest resolved ones, newest first."""
-        return self._recent.with_open([entry.alert for entry in self._open.values()])
 
     def on_alert(self, event: AccountAlerted) -> None:
         """Raise an alert soon. May be called in any thread."""
         if len(self._events) < 2 * MAX_ACCOUNT_ALERTS:  # otherwise it is not opened
             self._events.append(event)
-            self._worker.wake_from_thread()
+            self._wake_from_thread()
 
     def recheck(self) -> None:
         """Check now which alerts can be resolved: budgets may have changed."""
         if self._open:
             self._due = True
-            self._worker.wake()
-
-    async def start(self) -> None:
-        """Start, with the alerts that other hubs have left open, or that this one had before a restart."""
-        self._worker.start()
+            self._woken.set()
 
     async def close(self) -> None:
-        """Stop, and leave the open alerts to other hubs."""
-        await self._worker.close()
+        await super().close()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -203,7 +172,7 @@ class AccountAlerts:
         for _ in range(_TRIES):
             before = self._open.get(key)
             if before is not None and self._is_over(before.alert):
-                await self._resolve(key, before)
+                await self._resolve(before)
                 before = self._open.get(key)
             if before is not None and before.alert.share >= event.share and before.alert.limit == event.limit:
                 return
@@ -211,18 +180,18 @@ class AccountAlerts:
                 self._log_too_many()
                 return
             alert = _raised(event, None if before is None else before.alert)
-            outcome, _ = await self._put(key, alert, "" if before is None else before.text)
+            outcome, _ = await self._store.put(key, alert, "" if before is None else before.text)
             if outcome == "full":
                 self._log_too_many()
                 return
             if outcome in ("done", "away"):
-                self._opened(key, alert, _encoded(alert) if outcome == "done" else "")
+                self._opened(key, alert, encoded(alert) if outcome == "done" else "")
                 return
             await self._compare()  # another hub has changed it
 
     def _opened(self, key: str, alert: AccountAlert, text: str) -> None:
         self._too_many = False
-        self._open[key] = _OpenAlert(alert, text)
+        self._open[key] = _OpenAlert(key, alert, text)
         self.raised[alert.share] += 1
         _log.warning(
             "a budget is used up, or too little is left" if alert.share == 1 else "a budget is nearly used up",
@@ -233,7 +202,7 @@ class AccountAlerts:
             left=alert.left,
             resets_at=alert.resets_at,
         )
-        self._recent.add(alert)
+        self._remember(alert)
         self._send("account_alert.raised", alert)
 
     # Resolved ---------------------------------------------------------------------------------------------------------
@@ -255,7 +224,7 @@ class AccountAlerts:
         by_account: dict[str, list[str]] = {}
         for key, entry in list(self._open.items()):
             if self._is_over(entry.alert):
-                await self._resolve(key, entry)
+                await self._resolve(entry)
             else:
                 by_account.setdefault(entry.alert.account, []).append(key)
         if self._store.is_away():
@@ -269,57 +238,43 @@ class AccountAlerts:
                 limits = ()
             for key in keys:
                 if (left := self._open.get(key)) is not None:
-                    await self._check(key, left, limits)
+                    await self._check(left, limits)
             await asyncio.sleep(0)
 
     def _is_over(self, alert: AccountAlert) -> bool:
         """Whether the period has ended."""
         return alert.resets_at is not None and alert.resets_at <= self._clock.wall() + _ROUNDED
 
-    async def _check(self, key: str, entry: _OpenAlert, limits: tuple[LimitStatus, ...]) -> None:
+    async def _check(self, entry: _OpenAlert, limits: tuple[LimitStatus, ...]) -> None:
         """Resolve an alert if less is used now, or take a changed budget over."""
         alert = entry.alert
-        same = [one for one in limits if _key(one.account, one.resource, one.tool, one.limit) == key]
+        same = [one for one in limits if _key(one.account, one.resource, one.tool, one.limit) == entry.name]
         used = alert_share(same[0].left, same[0].amount) if same else 0.0
         if not used:
-            await self._resolve(key, entry)
+            await self._resolve(entry)
         elif same[0].limit != alert.limit:
             if used > alert.share:
                 told = (used, same[0].limit, alert.resets_at, same[0].left)
                 await self._raise(AccountAlerted(alert.account, alert.resource, alert.tool, *told))
                 return
             changed = replace(alert, share=used, limit=same[0].limit, left=amount_text(same[0].left))
-            outcome, _ = await self._put(key, changed, entry.text)
+            outcome, _ = await self._store.put(entry.name, changed, entry.text)
             if outcome in ("done", "away"):
                 entry.alert, entry.attempt = changed, None
-                entry.text = _encoded(changed) if outcome == "done" else entry.text
-                self._recent.add(changed)
+                entry.text = encoded(changed) if outcome == "done" else entry.text
+                self._remember(changed)
 
-    async def _resolve(self, key: str, entry: _OpenAlert) -> None:
-        alert = entry.attempt or replace(entry.alert, resolved_at=time.time())
-        if entry.text and self._store.is_shared:
-            entry.attempt = alert
-            outcome = await self._store.end(key, alert.alert_id, entry.text, _encoded(alert))
-            if outcome == "away":
-                return  # checked again after a while
-            if outcome != "done":
-                await self._compare()  # another hub was first
-                return
-        self._end(key, alert, ours=True)
+    async def _resolve(self, entry: _OpenAlert) -> StoreOutcome:
+        outcome = await super()._resolve(entry)  # while the store is away, it is checked again after a while
+        if outcome == "other":
+            await self._compare()  # another hub was first
+        return outcome
 
-    def _end(self, key: str, alert: AccountAlert, *, ours: bool) -> None:
-        """Close an open alert; if this hub has resolved it, send a notification."""
-        del self._open[key]
-        self._recent.add(alert)
-        if ours:
-            self.resolved += 1
-            _log.info("a budget is available again", account=alert.account, resource=alert.resource, tool=alert.tool)
-            self._send("account_alert.resolved", alert)
+    def _notify_resolved(self, alert: AccountAlert) -> None:
+        _log.info("a budget is available again", account=alert.account, resource=alert.resource, tool=alert.tool)
+        self._send("account_alert.resolved", alert)
 
     # The shared store ------------------------------------------------------------------------------------------------
-
-    async def _put(self, key: str, alert: AccountAlert, known: str) -> tuple[StoreOutcome, str]:
-        return await self._store.put(key, alert.alert_id, known, _encoded(alert))
 
     async def _compare(self) -> None:
         """Take over the changes that other hubs have made to the open alerts."""
@@ -329,32 +284,27 @@ class AccountAlerts:
         found = {key: text for key, text in every.items() if key.startswith(MARK)}
         for key, entry in list(self._open.items()):
             if found.get(key, "") != entry.text or not entry.text:
-                await self._missing(key, entry)
+                await self._missing(entry)
         for key, text in found.items():
             entry_here = self._open.get(key)
             alert = None if entry_here is not None and entry_here.text == text else _decoded(key, text)
             if alert is not None:
-                self._open[key] = _OpenAlert(alert, text)
-                self._recent.add(alert)
+                self._open[key] = _OpenAlert(key, alert, text)
+                self._remember(alert)
 
-    async def _missing(self, key: str, entry: _OpenAlert) -> None:
+    async def _missing(self, entry: _OpenAlert) -> None:
         """An alert isn't in the store as it was: another hub has changed or resolved it, or the store has lost it."""
         alert = entry.alert
-        outcome, found = await self._put(key, alert, "")
-        there = _decoded(key, found)
+        outcome, found = await self._store.put(entry.name, alert, "")
+        there = _decoded(entry.name, found)
         if outcome == "done":
-            entry.text, entry.attempt = _encoded(alert), None
+            entry.text, entry.attempt = encoded(alert), None
         elif outcome == "ended" and there is not None:
             # Ours, if our resolution succeeded without an answer.
-            self._end(key, replace(alert, resolved_at=there.resolved_at), ours=there == entry.attempt)
+            self._end(entry, self._ended(entry, there.resolved_at), ours=there == entry.attempt)
         elif outcome == "other" and there is not None and there.alert_id != alert.alert_id:
             # Another hub has raised it, too, while the store was away; or resolved this one, and raised the next.
-            self._end(key, replace(alert, resolved_at=time.time()), ours=not entry.text)
-
-    def _log_too_many(self) -> None:
-        if not self._too_many:
-            self._too_many = True
-            _log.error("too many open alerts of accounts: others are dropped until some are resolved", open=self.open)
+            self._end(entry, self._ended(entry, time.time()), ours=not entry.text)
 
 
 def _raised(event: AccountAlerted, before: AccountAlert | None) -> AccountAlert:
@@ -379,10 +329,6 @@ def _is_budget(limit: str) -> bool:
         return isinstance(parse(limit), Budget)
     except HeadgateError:
         return False
-
-
-def _encoded(alert: AccountAlert) -> str:
-    return msgspec.json.encode(alert).decode()
 
 
 def _decoded(key: str, text: str) -> AccountAlert | None:

@@ -1,10 +1,14 @@
-"""What the alerts of agents and of accounts have in common: their task, the shared store, and the newest of them."""
+"""What the alerts of agents and of accounts have in common: their life, their task, and the store that hubs share."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
+import msgspec
 import structlog
+from msgspec.structs import replace
 
 from headgate.errors import StoreAway
 from headgate.stores.base import AlertOutcome, SharedAlerts
@@ -29,47 +33,7 @@ class AnyAlert(Protocol):
 
 
 A = TypeVar("A", bound=AnyAlert)
-
-
-class AlertWorker:
-    """A task that calls `work` each time it is woken, and once a second if it is `timed`."""
-
-    def __init__(self, work: Callable[[], Awaitable[None]], *, timed: bool, failure: str) -> None:
-        """`failure` is logged if `work` fails."""
-        self._work, self._timed, self._failure = work, timed, failure
-        self._woken: Final = asyncio.Event()
-        self._loop: Final = asyncio.get_running_loop()
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = self._loop.create_task(self._run())
-
-    def wake(self) -> None:
-        self._woken.set()
-
-    def wake_from_thread(self) -> None:
-        """`wake`, in any thread."""
-        self._loop.call_soon_threadsafe(self._woken.set)
-
-    async def close(self) -> None:
-        while self._task is not None and not self._task.done():
-            self._task.cancel()  # again, since Python 3.11 can lose a cancellation in redis-py
-            await asyncio.wait([self._task], timeout=0.05)
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self._work()
-            except Exception:  # noqa: BLE001 - the next ones may succeed
-                _log.exception(self._failure)
-            try:
-                async with asyncio.timeout(_INTERVAL if self._timed else None):
-                    await self._woken.wait()
-            except TimeoutError:
-                pass
-            self._woken.clear()
-
-
+Entry = TypeVar("Entry", bound="OpenAlert[Any]")
 StoreOutcome: TypeAlias = AlertOutcome | Literal["away"]
 """What came of a change in the store; "away" if there is none, or it doesn't answer."""
 
@@ -94,21 +58,21 @@ class AlertStore:
         self._next_comparison = now + _INTERVAL
         return True
 
-    async def put(self, name: str, alert_id: str, known: str, text: str) -> tuple[StoreOutcome, str]:
-        """Put an alert into the store: see `SharedAlerts.put`."""
+    async def put(self, name: str, alert: AnyAlert, known: str) -> tuple[StoreOutcome, str]:
+        """Put an alert into the store, in place of the `known` text: see `SharedAlerts.put`."""
         if self._shared is None or self.is_away():
             return "away", ""
         try:
-            return await self._shared.put(name, alert_id, known, text)
+            return await self._shared.put(name, alert.alert_id, known, encoded(alert))
         except StoreAway:
             return "away", ""
 
-    async def end(self, name: str, alert_id: str, known: str, text: str) -> StoreOutcome:
+    async def end(self, name: str, alert: AnyAlert, known: str) -> StoreOutcome:
         """End an alert in the store: see `SharedAlerts.end`."""
         if self._shared is None:
             return "away"
         try:
-            return (await self._shared.end(name, alert_id, known, text))[0]
+            return (await self._shared.end(name, alert.alert_id, known, encoded(alert)))[0]
         except StoreAway:
             return "away"
 
@@ -122,26 +86,131 @@ class AlertStore:
             return None
 
 
-class RecentAlerts(Generic[A]):
-    """The newest alerts, open or resolved."""
+class OpenAlert(Generic[A]):
+    """An open alert, and what this hub knows about it."""
 
-    def __init__(self) -> None:
-        self._alerts: Final[dict[str, A]] = {}  # by id, the newest last
+    __slots__ = ("alert", "attempt", "name", "text")
 
-    def add(self, alert: A) -> None:
-        """Add an alert, or replace it by what is known of it now. A resolved one that isn't shown is left out."""
-        before = self._alerts.get(alert.alert_id)
+    def __init__(self, name: str, alert: A, text: str = "") -> None:
+        self.name = name  # under which it is stored
+        self.alert = alert
+        self.text = text  # as it is in the store; "" if it is not
+        self.attempt: A | None = None  # as this hub tried to resolve it in the store
+
+
+class BaseAlerts(ABC, Generic[A, Entry]):
+    """The open and the newest alerts of one kind. They are raised and resolved one after the other, in a task."""
+
+    _FAILURE: ClassVar[str]
+    """Logged if `_work` fails."""
+    _TOO_MANY: ClassVar[str]
+    """Logged once when no more can be opened."""
+
+    def __init__(self, shared: SharedAlerts | None, away: Callable[[], bool]) -> None:
+        self._store: Final = AlertStore(shared, away)
+        self.resolved = 0
+        """The number of alerts that this hub resolved."""
+        self._open: Final[dict[str, Entry]] = {}  # by the name under which they are stored
+        self._recent: Final[dict[str, A]] = {}  # by id, the newest last
+        self._too_many = False
+        self._woken: Final = asyncio.Event()
+        self._loop: Final = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def open(self) -> int:
+        """The number of open alerts."""
+        return len(self._open)
+
+    def recent(self) -> list[A]:
+        """The newest alerts, open or resolved, newest first."""
+        return [self._counted(alert) for alert in reversed(self._recent.values())]
+
+    def known(self) -> list[A]:
+        """All open alerts and the newest resolved ones, newest first."""
+        found = self._recent | {entry.alert.alert_id: entry.alert for entry in self._open.values()}
+        return [self._counted(alert) for alert in sorted(found.values(), key=lambda alert: -alert.raised_at)]
+
+    async def start(self) -> None:
+        """Start, with the alerts that other hubs have left open."""
+        self._task = self._loop.create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop, and leave the open alerts to other hubs."""
+        while self._task is not None and not self._task.done():
+            self._task.cancel()  # again, since Python 3.11 can lose a cancellation in redis-py
+            await asyncio.wait([self._task], timeout=0.05)
+
+    async def _run(self) -> None:
+        """Work each time that it is woken, and once a second if hubs share a store."""
+        while True:
+            try:
+                await self._work()
+            except Exception:  # noqa: BLE001 - the next ones may succeed
+                _log.exception(self._FAILURE)
+            try:
+                async with asyncio.timeout(_INTERVAL if self._store.is_shared else None):
+                    await self._woken.wait()
+            except TimeoutError:
+                pass
+            self._woken.clear()
+
+    @abstractmethod
+    async def _work(self) -> None:
+        """Raise and resolve what is due."""
+
+    def _wake_from_thread(self) -> None:
+        """Work soon. May be called in any thread."""
+        self._loop.call_soon_threadsafe(self._woken.set)
+
+    def _counted(self, alert: A) -> A:
+        """An alert as it is now."""
+        return alert
+
+    def _remember(self, alert: A) -> None:
+        """Add an alert to the newest, or replace it by what is known of it now; not a resolved one that isn't shown."""
+        before = self._recent.get(alert.alert_id)
         if before is not None and before.times != alert.times:
-            del self._alerts[alert.alert_id]  # raised again, it moves to the front
-        if alert.resolved_at is None or alert.alert_id in self._alerts:
-            self._alerts[alert.alert_id] = alert
-        if len(self._alerts) > _MAX_RECENT:
-            del self._alerts[next(iter(self._alerts))]
+            del self._recent[alert.alert_id]  # raised again, it moves to the front
+        if alert.resolved_at is None or alert.alert_id in self._recent:
+            self._recent[alert.alert_id] = alert
+        if len(self._recent) > _MAX_RECENT:
+            del self._recent[next(iter(self._recent))]
 
-    def newest_first(self) -> list[A]:
-        return list(reversed(self._alerts.values()))
+    async def _resolve(self, entry: Entry) -> StoreOutcome:
+        """Resolve an alert, and say what came of it in the store: with "away" or "other" it may be open still."""
+        alert = entry.attempt or self._ended(entry, time.time())
+        if entry.text:
+            entry.attempt = alert
+            outcome = await self._store.end(entry.name, alert, entry.text)
+            if outcome != "done":
+                return outcome
+        self._end(entry, alert, ours=True)
+        return "done"
 
-    def with_open(self, alerts: Iterable[A]) -> list[A]:
-        """These and all open ones, newest first."""
-        found = self._alerts | {alert.alert_id: alert for alert in alerts}
-        return sorted(found.values(), key=lambda alert: -alert.raised_at)
+    def _ended(self, entry: Entry, at: float | None) -> A:
+        """An open alert as it is once it is resolved."""
+        ended: A = replace(self._counted(entry.alert), resolved_at=at)  # type: ignore[type-var]  # it is a Struct
+        return ended
+
+    def _end(self, entry: Entry, alert: A, *, ours: bool) -> None:
+        """Close an open alert; if this hub has resolved it, send a notification."""
+        del self._open[entry.name]
+        self._remember(alert)
+        if ours:
+            self.resolved += 1
+            self._notify_resolved(alert)
+
+    @abstractmethod
+    def _notify_resolved(self, alert: A) -> None:
+        """Log and send an alert that this hub has resolved."""
+
+    def _log_too_many(self) -> None:
+        if not self._too_many:
+            self._too_many = True
+            _log.error(self._TOO_MANY, open=self.open)
+
+
+def encoded(alert: AnyAlert) -> str:
+    """An alert as it is stored."""
+    return msgspec.json.encode(alert).decode()

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from headgate.events import Alerted, Violated
 from headgate.gate import Gate
-from headgate.hub.monitoring.alert_base import AlertStore, AlertWorker, RecentAlerts
+from headgate.hub.monitoring.alert_base import BaseAlerts, OpenAlert, encoded
 from headgate.hub.monitoring.denials import DenialLog, DeniedAction
 from headgate.hub.timer import Timer
 from headgate.limits.clock import Clock
@@ -61,22 +61,28 @@ class Alert(Struct, frozen=True):
     """Where the last request came from that was denied before it was raised; "" if unknown."""
 
 
-class _OpenAlert:
-    """An open alert, and what this hub knows about it."""
+class _OpenAlert(OpenAlert[Alert]):
+    """An open alert; it is stored under the name of its agent."""
 
-    __slots__ = ("alert", "attempt", "grace_over", "own", "text", "timer")
+    __slots__ = ("grace_over", "own", "timer")
 
     def __init__(self, alert: Alert) -> None:
-        self.alert = alert
-        self.text = ""  # as it is in the store; "" if it is not
+        super().__init__(alert.agent_id, alert)
         self.own = False  # whether this hub raised it last
         self.grace_over = False  # whether the hub that raised it had its time to resolve it
-        self.attempt: Alert | None = None  # as this hub tried to resolve it in the store
         self.timer: Timer | None = None
 
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
-class Alerts:
+
+class Alerts(BaseAlerts[Alert, _OpenAlert]):
     """The alerts of the fleet. `send` is called with each that this hub raises or resolves."""
+
+    _FAILURE = "an alert failed"
+    _TOO_MANY = "too many open alerts: others are only logged until some are resolved"
 
     def __init__(
         self,
@@ -87,34 +93,14 @@ class Alerts:
         shared: SharedAlerts | None = None,
         away: Callable[[], bool] = lambda: False,
     ) -> None:
+        super().__init__(shared, away)
         self._gate, self._clock, self._denials = gate, clock, denials
         self._send: Final = send
-        self._store: Final = AlertStore(shared, away)
         self.raised = 0
         """The number of times that this hub raised an alert."""
-        self.resolved = 0
-        """The number of alerts that this hub resolved."""
-        self._open: Final[dict[str, _OpenAlert]] = {}
         self._totals: Final[dict[str, int]] = {}  # violations of the agents with an open alert
-        self._recent: Final[RecentAlerts[Alert]] = RecentAlerts()
         self._events: Final[deque[Alerted]] = deque()
         self._due: Final[dict[str, None]] = {}
-        self._too_many = False
-        self._worker: Final = AlertWorker(self._work, timed=self._store.is_shared, failure="an alert failed")
-
-    @property
-    def open(self) -> int:
-        """The number of open alerts."""
-        return len(self._open)
-
-    def recent(self) -> list[Alert]:
-        """The newest alerts, open or resolved, newest first."""
-        return [self._counted(alert) for alert in self._recent.newest_first()]
-
-    def known(self) -> list[Alert]:
-        """All open alerts and the newest resolved ones, newest first."""
-        found = self._recent.with_open([entry.alert for entry in self._open.values()])
-        return [self._counted(alert) for alert in found]
 
     def _counted(self, alert: Alert) -> Alert:
         """An alert with all violations up to now, if it is open."""
@@ -133,22 +119,17 @@ class Alerts:
         if len(self._totals) < 2 * MAX_ALERTS:  # otherwise it is not opened
             self._totals.setdefault(event.agent, event.violations)
         self._events.append(event)
-        self._worker.wake_from_thread()
+        self._wake_from_thread()
 
     def recheck(self) -> None:
         """Check now which alerts can be resolved: agents may have been exempted, or their violations reset."""
         self._due.update(dict.fromkeys(self._open))
-        self._worker.wake()
-
-    async def start(self) -> None:
-        """Start, with the alerts that other hubs have left open."""
-        self._worker.start()
+        self._woken.set()
 
     async def close(self) -> None:
-        """Stop, and leave the open alerts to other hubs."""
-        await self._worker.close()
+        await super().close()
         for entry in self._open.values():
-            _stop(entry)
+            entry.stop_timer()
 
     # One alert after the other ---------------------------------------------------------------------------------------
 
@@ -186,7 +167,7 @@ class Alerts:
             if agent not in self._open:
                 self._totals.pop(agent, None)
         self._too_many = False
-        self._recent.add(entry.alert)
+        self._remember(entry.alert)
         self._send("alert.raised", entry.alert)
         await self._check(agent)
 
@@ -198,8 +179,8 @@ class Alerts:
             if before is None and len(self._open) >= MAX_ALERTS:
                 return None
             alert = self._raised(event, None if before is None else before.alert)
-            entry, text = before or _OpenAlert(alert), _encoded(alert)
-            outcome, _ = await self._store.put(alert.agent_id, alert.alert_id, entry.text, text)
+            entry = before or _OpenAlert(alert)
+            outcome, _ = await self._store.put(entry.name, alert, entry.text)
             tries += 1
             if outcome != "other" or tries == _TRIES:
                 break
@@ -208,7 +189,7 @@ class Alerts:
             return None
         entry.alert, entry.own, entry.attempt = alert, True, None
         if outcome != "away":
-            entry.text = text if outcome == "done" else ""
+            entry.text = encoded(alert) if outcome == "done" else ""
         return entry
 
     def _raised(self, event: Alerted, before: Alert | None) -> Alert:
@@ -233,7 +214,7 @@ class Alerts:
         entry = self._open.get(agent)
         if entry is None:
             return
-        _stop(entry)
+        entry.stop_timer()
         now = self._clock.now()  # before the answer, which may take a while: rather check too early than too late
         standing = await self._gate.astanding(agent)
         if entry.text and self._store.is_away():
@@ -245,6 +226,7 @@ class Alerts:
             entry.grace_over = True
             self._check_at(entry, now + _GRACE)
         else:
+            # If another hub was first, the next comparison shows the result.
             await self._resolve(entry)
 
     def _check_at(self, entry: _OpenAlert, when: int) -> None:
@@ -252,29 +234,18 @@ class Alerts:
 
         def due() -> None:
             self._due[agent] = None
-            self._worker.wake()
+            self._woken.set()
 
         entry.timer = Timer(self._clock, when, due)
 
-    async def _resolve(self, entry: _OpenAlert) -> None:
-        alert = entry.attempt or replace(self._counted(entry.alert), resolved_at=time.time())
-        if entry.text and self._store.is_shared:
-            entry.attempt = alert
-            # Otherwise another hub was first, and the next comparison shows the result; or the store is away.
-            if await self._store.end(alert.agent_id, alert.alert_id, entry.text, _encoded(alert)) != "done":
-                return
-        self._end(entry, alert, ours=True)
-
     def _end(self, entry: _OpenAlert, alert: Alert, *, ours: bool) -> None:
-        """Close an open alert; if this hub has resolved it, send a notification."""
-        _stop(entry)
-        del self._open[alert.agent_id]
+        entry.stop_timer()
         self._totals.pop(alert.agent_id, None)
-        self._recent.add(alert)
-        if ours:
-            self.resolved += 1
-            _log.info("quiet again", agent=alert.agent_id)
-            self._send("alert.resolved", alert)
+        super()._end(entry, alert, ours=ours)
+
+    def _notify_resolved(self, alert: Alert) -> None:
+        _log.info("quiet again", agent=alert.agent_id)
+        self._send("alert.resolved", alert)
 
     # The shared store ------------------------------------------------------------------------------------------------
 
@@ -303,10 +274,10 @@ class Alerts:
                 return  # the store is away now
         if entry is None:
             entry = self._open[alert.agent_id] = _OpenAlert(alert)
-            self._recent.add(alert)
+            self._remember(alert)
         elif entry.alert != alert:
             entry.alert, entry.own, entry.grace_over = alert, False, False
-            self._recent.add(alert)
+            self._remember(alert)
         known = alert.total or alert.violations  # an older hub writes no total
         self._totals[alert.agent_id] = max(known, self._totals.get(alert.agent_id, 0))
         entry.text = text
@@ -314,29 +285,14 @@ class Alerts:
     async def _missing(self, entry: _OpenAlert) -> None:
         """An alert is no longer in the store: another hub has resolved it, or the store has lost it."""
         alert = entry.alert
-        outcome, found = await self._store.put(alert.agent_id, alert.alert_id, "", _encoded(alert))
+        outcome, found = await self._store.put(entry.name, alert, "")
         there = _decoded(found)
         if outcome == "ended" and there is not None:
             # Ours, if our resolution succeeded without an answer, or if we have raised it again and nobody else knows.
             ours = there == entry.attempt or alert.times > there.times
-            self._end(entry, replace(self._counted(alert), resolved_at=there.resolved_at), ours=ours)
+            self._end(entry, self._ended(entry, there.resolved_at), ours=ours)
         elif outcome == "other" and (there is None or there.alert_id != alert.alert_id):
-            self._end(entry, replace(self._counted(alert), resolved_at=time.time()), ours=entry.own)
-
-    def _log_too_many(self) -> None:
-        if not self._too_many:
-            self._too_many = True
-            _log.error("too many open alerts: others are only logged until some are resolved", open=len(self._open))
-
-
-def _stop(entry: _OpenAlert) -> None:
-    if entry.timer is not None:
-        entry.timer.cancel()
-        entry.timer = None
-
-
-def _encoded(alert: Alert) -> str:
-    return msgspec.json.encode(alert).decode()
+            self._end(entry, self._ended(entry, time.time()), ours=entry.own)
 
 
 def _decoded(text: str) -> Alert | None:
