@@ -234,12 +234,6 @@ def test_f1_the_docs_list_every_field_and_event() -> None:
 # Several hubs ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.hub.monitoring.alert_base._INTERVAL", 0.02)
-
-
-@pytest.mark.usefixtures("often")
 def test_f1_a_fleet_raises_shows_and_resolves_one_alert(fleet: Fleet) -> None:
     with fleet.hub(policy=PAYS) as one, fleet.hub(policy=PAYS) as other:
         spend(one, "8")
@@ -260,7 +254,6 @@ def test_f1_a_fleet_raises_shows_and_resolves_one_alert(fleet: Fleet) -> None:
         assert fleet.open == {}
 
 
-@pytest.mark.usefixtures("often")
 def test_f1_an_alert_of_a_hub_that_stopped_is_found_and_resolved_by_another(fleet: Fleet) -> None:
     with fleet.hub(policy=PAYS) as one:
         spend(one, "9")
@@ -275,7 +268,6 @@ def test_f1_an_alert_of_a_hub_that_stopped_is_found_and_resolved_by_another(flee
         assert events(fleet.receiver)[1:] == [(RESOLVED, "acme/search", 0.8)]
 
 
-@pytest.mark.usefixtures("often")
 def test_f1_foreign_data_in_the_server_does_no_harm(fleet: Fleet) -> None:
     with fleet.hub(policy=PAYS) as one, fleet.server.client() as client:
         spend(one, "9")
@@ -296,7 +288,6 @@ def test_f1_foreign_data_in_the_server_does_no_harm(fleet: Fleet) -> None:
         assert events(fleet.receiver) == [(RAISED, "acme/search", 0.8)]
 
 
-@pytest.mark.usefixtures("often")
 def test_f1_raised_while_the_server_is_away_it_is_shared_when_it_is_back(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,9 +7,9 @@ import pytest
 
 from headgate import StoreAway
 from headgate.stores.redis import alerts as stored
-from tests.support.alerts import RAISED, RESOLVED, offend, settled, shown
+from tests.support.alerts import RAISED, RESOLVED, compared, offend, settled, shown
 from tests.support.hub import Running
-from tests.support.hub_fleet import Fleet, compared, resolved
+from tests.support.hub_fleet import Fleet, resolved
 from tests.support.valkey import Server, wait_for
 from tests.support.webhook_receiver import Receiver
 

@@ -11,10 +11,10 @@ from headgate.events import Alerted
 from headgate.hub.monitoring import alerts as module
 from headgate.stores.redis import alerts as stored
 from headgate.stores.redis.clients import Clients
-from tests.support.alerts import RAISED, RESOLVED, offend, settled, shown
+from tests.support.alerts import RAISED, RESOLVED, compared, offend, settled, shown
 from tests.support.cluster import steady_cluster
 from tests.support.hub import ADMIN
-from tests.support.hub_fleet import Fleet, compared, resolved
+from tests.support.hub_fleet import Fleet, resolved
 from tests.support.hub_process import program
 from tests.support.valkey import PATIENCE, Server, wait_for
 from tests.support.webhook_receiver import Receiver

@@ -1,4 +1,4 @@
-"""Helpers for tests of alerts: agents that misbehave, and waits for a hub that has nothing left to do."""
+"""Helpers for tests of alerts: agents that misbehave, and waits for hubs that have nothing left to do."""
 
 from typing import Any
 
@@ -13,20 +13,31 @@ def offend(hub: Running, agent: str = "planner", times: int = 10) -> None:
         hub.hub.gate.record_violation(agent)
 
 
-def settled(hub: Running) -> None:
-    """Wait until the hub has no alert left to handle."""
+def settled(*hubs: Running, kind: str = "alerts") -> None:
+    """Wait until hubs have no alert of a kind left to handle."""
+    for hub in hubs:
+        alerts = getattr(hub.hub, kind)
 
-    def idle() -> bool:
-        alerts = hub.hub.alerts
-        rests = bool(alerts._woken._waiters) and not alerts._woken.is_set()
-        return rests and not alerts._events and not alerts._due and not hub.hub.webhooks.waiting
+        def idle(hub: Running = hub, alerts: Any = alerts) -> bool:
+            rests = bool(alerts._woken._waiters) and not alerts._woken.is_set()
+            return rests and not alerts._events and not alerts._due and not hub.hub.webhooks.waiting
 
-    for _ in range(3):  # one thing may bring another
-        wait_for(lambda: hub.call(idle), "the hub to have nothing to do")
+        for _ in range(3):  # one thing may bring another
+            wait_for(lambda idle=idle, hub=hub: hub.call(idle), "the hub to have nothing to do")  # type: ignore[misc]
 
 
-def shown(hub: Running) -> list[dict[str, Any]]:
-    """The alerts on the dashboard."""
+def compared(*hubs: Running, kind: str = "alerts") -> None:
+    """Wait until hubs are idle, have compared with the server after that, and are idle again."""
+    settled(*hubs, kind=kind)
+    for store in [getattr(hub.hub, kind)._store for hub in hubs]:
+        for _ in range(2):
+            before = store._next_comparison
+            wait_for(lambda: store._next_comparison > before, "a look at the server")  # noqa: B023
+    settled(*hubs, kind=kind)
+
+
+def shown(hub: Running, kind: str = "alerts") -> list[dict[str, Any]]:
+    """The alerts of a kind on the dashboard."""
     with hub.http(ADMIN) as http:
-        found: list[dict[str, Any]] = http.get("/api/dashboard/state").json()["alerts"]
+        found: list[dict[str, Any]] = http.get("/api/dashboard/state").json()[kind]
         return found

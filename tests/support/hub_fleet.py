@@ -7,7 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 from headgate import ManualClock, RedisStore
-from tests.support.alerts import offend, settled
+from tests.support.alerts import compared, offend
 from tests.support.hub import Running, running
 from tests.support.valkey import PATIENCE, Server, wait_for
 from tests.support.webhook_receiver import Receiver
@@ -49,14 +49,3 @@ class Fleet:
 def resolved(*hubs: Running) -> None:
     """Wait until no hub has an open alert."""
     wait_for(lambda: not any(hub.hub.alerts.open for hub in hubs), "the end of the alerts")
-
-
-def compared(*hubs: Running) -> None:
-    """Wait until hubs are idle, have compared with the server after that, and are idle again."""
-    for hub in hubs:
-        settled(hub)
-    for hub in hubs:
-        for _ in range(2):
-            before = hub.hub.alerts._store._next_comparison
-            wait_for(lambda: hub.hub.alerts._store._next_comparison > before, "a look at the server")  # noqa: B023
-        settled(hub)
