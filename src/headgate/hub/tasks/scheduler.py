@@ -30,7 +30,6 @@ idle yet. A change that has begun is finished, even if its caller is cancelled.
 
 import asyncio
 import logging
-import sqlite3
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
@@ -57,7 +56,6 @@ ADMIN: Final = ""
 
 _RETRY: Final = 1_000_000  # microseconds until a failed step is tried again
 _LOOK_AGAIN: Final = 60.0  # seconds at most until a blocked agent is looked at again: the time of day can be set
-_DATABASE_ERRORS: Final = (DatabaseError, sqlite3.Error)
 
 _log = logging.getLogger("headgate.hub")
 
@@ -306,7 +304,7 @@ class Scheduler:
                 if worker is None or task not in self._queue or task.holder != agent:
                     raise await self._refusal(agent, task_id)
                 return await self._resume(task, worker)
-        except (RequestError, *_DATABASE_ERRORS):
+        except (RequestError, DatabaseError):
             self._responded(agent)  # not before, so that it gets this task rather than any other
             raise
 
@@ -319,7 +317,7 @@ class Scheduler:
         self._pair(task, worker)
         try:
             return await self._write(task, "accepted", worker.name, task.attempt + 1, note="recovering")
-        except _DATABASE_ERRORS:
+        except DatabaseError:
             self._requeue(task, task.priority)
             raise
 
@@ -387,7 +385,7 @@ class Scheduler:
             holder, attempt = task.holder, task.attempt
             try:
                 assigned = await self._write(task, "assigned", worker.name, attempt + 1)
-            except _DATABASE_ERRORS as error:
+            except DatabaseError as error:
                 self._pause_assignment(f"assigning task {task.task_id}", error)
                 self._requeue(task, task.priority)
                 return
@@ -397,7 +395,7 @@ class Scheduler:
                 return
             try:
                 await self._write(task, "queued", holder, attempt)
-            except _DATABASE_ERRORS as error:  # it is queued again as unanswered, or when its agent disconnects
+            except DatabaseError as error:  # it is queued again as unanswered, or when its agent disconnects
                 self._log_failure(f"queueing task {task.task_id} again", error)
                 return
             self._requeue(task, task.priority)
@@ -423,7 +421,7 @@ class Scheduler:
                     await self._finish(task, "failed", msgspec.json.encode(f"{note}, at attempt {task.attempt}"))
                     return
                 await self._write(task, "queued", task.holder, task.attempt, progress=0.0, note=note)
-            except _DATABASE_ERRORS as error:
+            except DatabaseError as error:
                 self._log_failure(f"queueing task {task.task_id} again", error)
                 self._later(task, _RETRY, lambda: self._requeue_held(task, worker, note, unanswered))
                 return
@@ -549,7 +547,7 @@ class Scheduler:
     async def _delete(self, surplus: list[tuple[int, State]]) -> None:
         try:
             await self._table.delete([number for number, _ in surplus])
-        except _DATABASE_ERRORS as error:
+        except DatabaseError as error:
             _log.error("deleting finished tasks: %s", error)
             self._finished.extendleft(reversed(surplus))  # tried again with the next finished task
         else:
