@@ -153,39 +153,28 @@ class _Exporter(OTLPMetricExporter):
             replace(of, scope_metrics=[_joined(scope, more) for scope in of.scope_metrics])
             for of in metrics_data.resource_metrics
         ]
-        capture = _LogCapture(self._fail)
-        _exporter_log.addFilter(capture)
+        _exporter_log.addFilter(self._capture)
         try:
             result = super().export(MetricsData(found), timeout_millis, **options)
         finally:
-            _exporter_log.removeFilter(capture)
+            _exporter_log.removeFilter(self._capture)
         if result is MetricExportResult.SUCCESS and self.failing:
             self.failing = False
             _log.info("metrics are sent to the collector again")
         return result
 
-    def _fail(self, reason: str) -> None:
+    def _capture(self, record: logging.LogRecord) -> bool:
+        """Drop the exporter's own lines: there would be one for each attempt for as long as it fails."""
         if not self.failing:
             self.failing = True
-            reason = reason.replace(self._path, "…")  # it may contain a key
+            reason = record.getMessage().replace(self._path, "…")  # it may contain a key
             _log.warning("metrics can't be sent to the collector; retrying", reason=reason)
+        return False
 
     def shutdown(self, timeout_millis: float = 30_000, **options: Any) -> None:
         if not self._over:
             self._over = True
             super().shutdown(timeout_millis, **options)
-
-
-class _LogCapture(logging.Filter):
-    """Captures the exporter's log, which would have a line for each attempt for as long as it fails."""
-
-    def __init__(self, on_message: Callable[[str], None]) -> None:
-        super().__init__()
-        self._on_message: Final = on_message
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        self._on_message(record.getMessage())
-        return False
 
 
 def _joined(scope: ScopeMetrics, more: list[Exported]) -> ScopeMetrics:
