@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from headgate.events import AddressChecked, Event
 from headgate.gate import Gate
-from headgate.hub.monitoring.recent_counts import RecentCounts
+from headgate.hub.monitoring.recent_counts import RecentCounts, renew
 from headgate.limits.clock import Clock
 
 INTERVAL: Final = 60_000_000
@@ -86,13 +86,7 @@ class AddressLog:
     def _count(self, denied: tuple[str, str]) -> None:
         now = self._clock.now()
         self._total.add(now)
-        found = self._denied.get(denied)
-        if found is None:
-            if len(self._denied) >= MAX_ADDRESSES:
-                self._denied.popitem(last=False)
-            found = self._denied[denied] = _Denials(now)
-        else:
-            self._denied.move_to_end(denied)
+        found = renew(self._denied, denied, MAX_ADDRESSES, _Denials, now)
         found.counts.add(now)
         found.last_at = time.time()
 

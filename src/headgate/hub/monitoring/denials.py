@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from headgate.http import wait_ms
-from headgate.hub.monitoring.recent_counts import RecentCounts
+from headgate.hub.monitoring.recent_counts import RecentCounts, renew
 from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision
 
@@ -98,13 +98,7 @@ class DenialLog:
     def add(self, agent: str, channel: str, action: str, tier: str, address: str, decision: Decision) -> None:
         """Count a denial. `action` is "" where only a tier was asked for."""
         now = self._clock.now()
-        found = self._agents.get(agent)
-        if found is None:
-            if len(self._agents) >= MAX_AGENTS:
-                self._agents.popitem(last=False)
-            found = self._agents[agent] = _AgentDenials(now)
-        else:
-            self._agents.move_to_end(agent)
+        found = renew(self._agents, agent, MAX_AGENTS, _AgentDenials, now)
         found.add(now, _Action(channel, action[:_LONGEST], tier), address, wait_ms(decision))
 
     def per_minute(self, agent: str) -> int:

@@ -1,7 +1,12 @@
 """Counts of the last minute and of the last hour."""
 
 from array import array
-from typing import Final
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 _SLOT_US: Final = 5_000_000  # counts of the last minute are exact to such a slot, those of the hour to a minute
 _SLOTS: Final = 12  # of a minute
@@ -51,3 +56,15 @@ class RecentCounts:
             self._hour -= counts[_SLOTS + old % _MINUTES]
             counts[_SLOTS + old % _MINUTES] = 0
         self._slot = slot
+
+
+def renew(known: OrderedDict[K, V], key: K, most: int, make: Callable[[int], V], now: int) -> V:
+    """The value of a key, which comes last from now on. A new key displaces the first of `most`."""
+    found = known.get(key)
+    if found is not None:
+        known.move_to_end(key)
+        return found
+    if len(known) >= most:
+        known.popitem(last=False)
+    found = known[key] = make(now)
+    return found

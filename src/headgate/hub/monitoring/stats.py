@@ -12,7 +12,7 @@ from headgate.events import AddressChecked, Degraded, Event, HoldChecked, Violat
 from headgate.gate import Gate
 from headgate.gate.accounts import level_of
 from headgate.hub.monitoring.denials import DenialLog
-from headgate.hub.monitoring.recent_counts import RecentCounts
+from headgate.hub.monitoring.recent_counts import RecentCounts, renew
 from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision, Outcome
 from headgate.limits.numbers import microseconds
@@ -211,13 +211,7 @@ class Stats:
     def _violated(self, agent: str) -> None:
         self.violations += 1
         now = self._clock.now()
-        found = self._offenders.get(agent)
-        if found is None:
-            found = self._offenders[agent] = _Violations(now)
-            if len(self._offenders) > _MAX_OFFENDERS:
-                self._offenders.popitem(last=False)
-        else:
-            self._offenders.move_to_end(agent)
+        found = renew(self._offenders, agent, _MAX_OFFENDERS, _Violations, now)
         found.counts.add(now)
         found.last = now
 
