@@ -117,6 +117,7 @@ def _store_url(text: str) -> str:
 
 RELAY_RATE: Final[SettingParser] = ("messages per second, a number above 0 such as 1.0, or off", _relay_rate)
 RELAY_BURST: Final[SettingParser] = ("a whole number of messages above 0 such as 10", _relay_burst)
+_MANY: Final = _whole(1, 1_000_000)
 _HOSTS: Final[SettingParser] = ("host names such as hub.example.org or *.example.org, separated by commas", _hosts)
 _NETWORKS: Final[SettingParser] = ("addresses or networks such as 10.0.0.0/8, separated by commas", _networks)
 _BOOLEAN: Final[SettingParser] = ("true or false", _boolean)
@@ -169,33 +170,27 @@ class HubSettings:
     identify_within: float = _setting(10.0, "seconds that a connection has to identify itself", _seconds(0.1, 3600))
     max_agents: int = _setting(10_000, "maximum registered agents; the admin can add more", _whole(1, 1_000_000_000))
     max_frame: int = _setting(65_536, "maximum size of a frame, envelope or body in bytes", _whole(1024, 16_777_216))
-    max_connections: int = _setting(10_000, "maximum WebSocket connections in total", _whole(1, 1_000_000))
-    max_connections_per_address: int = _setting(
-        1_000, "maximum WebSocket connections from one address", _whole(1, 1_000_000)
-    )
+    max_connections: int = _setting(10_000, "maximum WebSocket connections in total", _MANY)
+    max_connections_per_address: int = _setting(1_000, "maximum WebSocket connections from one address", _MANY)
     max_connections_per_agent: int = _setting(
-        20, "maximum WebSocket connections of one agent, and as many to the relay", _whole(1, 1_000_000)
+        20, "maximum WebSocket connections of one agent, and as many to the relay", _MANY
     )
-    max_http_connections: int = _setting(
-        1_000, "maximum HTTP connections in total, beside the WebSockets", _whole(1, 1_000_000)
-    )
+    max_http_connections: int = _setting(1_000, "maximum HTTP connections in total, beside the WebSockets", _MANY)
     max_dashboards: int = _setting(200, "maximum open dashboards", _whole(1, 10_000))
     max_waiting: int = _setting(256, "maximum frames queued for a slow reader", _whole(1, 100_000))
-    max_sessions: int = _setting(1_000, "maximum open sessions per agent", _whole(1, 1_000_000))
+    max_sessions: int = _setting(1_000, "maximum open sessions per agent", _MANY)
     max_signals: int = _setting(
         10_000, "newest signals kept per agent; outside its sessions, as many in any case", _whole(1, 10_000_000)
     )
     max_stored_signals: int = _setting(
         1_000_000, "maximum signals kept in total; then the oldest of the agent that has most", _whole(1, 1_000_000_000)
     )
-    max_mail: int = _setting(1_000, "maximum messages per mailbox", _whole(1, 1_000_000))
-    max_mail_per_sender: int = _setting(100, "maximum messages of one sender per mailbox", _whole(1, 1_000_000))
-    max_channels_per_agent: int = _setting(20, "maximum chat channels created by one agent", _whole(1, 1_000_000))
-    max_counters: int = _setting(
-        10_000, "maximum keys of the decision service that one agent counts at a time", _whole(1, 1_000_000)
-    )
-    max_channels: int = _setting(1_000, "maximum chat channels", _whole(1, 1_000_000))
-    max_history: int = _setting(1_000, "newest messages kept per chat channel", _whole(1, 1_000_000))
+    max_mail: int = _setting(1_000, "maximum messages per mailbox", _MANY)
+    max_mail_per_sender: int = _setting(100, "maximum messages of one sender per mailbox", _MANY)
+    max_channels_per_agent: int = _setting(20, "maximum chat channels created by one agent", _MANY)
+    max_counters: int = _setting(10_000, "maximum keys of the decision service that one agent counts at a time", _MANY)
+    max_channels: int = _setting(1_000, "maximum chat channels", _MANY)
+    max_history: int = _setting(1_000, "newest messages kept per chat channel", _MANY)
     max_tasks: int = _setting(10_000, "maximum queued tasks, and finished tasks kept", _whole(1, 10_000_000))
     max_tasks_per_agent: int = _setting(1_000, "maximum unfinished tasks created by one agent", _whole(1, 10_000_000))
     accept_within: float = _setting(30.0, "seconds that an agent has to accept a task", _seconds(0.1, 86_400))
