@@ -103,6 +103,23 @@ def copy_of(data: Path, to: Path) -> Path:
     return to
 
 
+@pytest.fixture
+def tokens(written: tuple[Path, dict[str, str]]) -> dict[str, str]:
+    return written[1]
+
+
+@pytest.fixture
+def place(written: tuple[Path, dict[str, str]], tmp_path: Path) -> Path:
+    """A copy of the data, to be damaged."""
+    return copy_of(written[0], tmp_path / "data")
+
+
+def execute(place: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(place / "hub.db", isolation_level=None)) as db:
+        for statement in statements:
+            db.execute(statement)
+
+
 def use(hub: Running, tokens: dict[str, str]) -> None:
     """Read from every table, with every means that there is. Nothing fails, and every answer is JSON."""
     with hub.http(ADMIN) as admin:
@@ -134,14 +151,8 @@ def every_table(written: tuple[Path, dict[str, str]]) -> list[tuple[str, str, li
     ]
 
 
-IN_BRIEF = ("other text", "a blob")
-"""The damages that every change is tested with; the others take long."""
-
-
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "how", [pytest.param(how, marks=() if how in IN_BRIEF else pytest.mark.long) for how in DAMAGES]
-)
+@pytest.mark.parametrize("how", DAMAGES)
 def test_the_hub_starts_with_a_damaged_row_in_every_table(
     written: tuple[Path, dict[str, str]], how: str, tmp_path: Path
 ) -> None:
@@ -174,17 +185,14 @@ READERS: dict[str, tuple[str, str] | None] = {
 
 @pytest.mark.parametrize("table", READERS)
 def test_what_was_skipped_is_logged_once_and_without_secrets(
-    written: tuple[Path, dict[str, str]], table: str, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    place: Path, tokens: dict[str, str], table: str, caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    data, tokens = written
-    place = copy_of(data, tmp_path / "data")
-    with closing(sqlite3.connect(place / "hub.db")) as db:
-        secrets = [row[0] for row in db.execute("SELECT value FROM settings")]
-        secrets += [row[0].hex() for row in db.execute("SELECT digest FROM agents")]
     columns = {"settings": "value", "agents": "digest", "sessions": "limited", "signals": "signal", "tasks": "payload"}
     column = columns.get(table, "at")
     with closing(sqlite3.connect(place / "hub.db", isolation_level=None)) as db:
+        secrets = [row[0] for row in db.execute("SELECT value FROM settings")]
+        secrets += [row[0].hex() for row in db.execute("SELECT digest FROM agents")]
         db.execute(f"UPDATE {table} SET {column} = {column} || '!'")
         count = db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
     with persistent(place, admin_token="" if table == "settings" else ADMIN) as hub:
@@ -200,12 +208,8 @@ def test_what_was_skipped_is_logged_once_and_without_secrets(
     assert not [secret for secret in secrets if secret in text]
 
 
-def test_the_name_of_an_unreadable_agent_stays_taken(written: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
-    data, tokens = written
-    place = copy_of(data, tmp_path / "data")
-    with closing(sqlite3.connect(place / "hub.db", isolation_level=None)) as db:
-        db.execute("UPDATE agents SET digest = 'gone' WHERE agent = 'planner'")
-        db.execute("DELETE FROM tasks")
+def test_the_name_of_an_unreadable_agent_stays_taken(place: Path, tokens: dict[str, str]) -> None:
+    execute(place, "UPDATE agents SET digest = 'gone' WHERE agent = 'planner'", "DELETE FROM tasks")
     with persistent(place) as hub, hub.http() as stranger, hub.http(ADMIN) as admin, hub.http(tokens["planner"]) as own:
         assert stranger.post("/api/onboard/register", json={"agent_id": "planner"}).status_code == 409
         assert own.get("/api/mailbox").status_code == 401
@@ -214,25 +218,16 @@ def test_the_name_of_an_unreadable_agent_stays_taken(written: tuple[Path, dict[s
             assert wire.ask("session_signal", session="b", signal=SIGNAL)["type"] == "signal_logged"
 
 
-def test_nobody_registers_while_an_agents_name_cannot_be_read(
-    written: tuple[Path, dict[str, str]], tmp_path: Path
-) -> None:
+def test_nobody_registers_while_an_agents_name_cannot_be_read(place: Path, tokens: dict[str, str]) -> None:
     """The free id that a stranger asks for may be the one that was lost."""
-    data, tokens = written
-    place = copy_of(data, tmp_path / "data")
-    with closing(sqlite3.connect(place / "hub.db", isolation_level=None)) as db:
-        db.execute(f"UPDATE agents SET agent = {NOT_TEXT} WHERE agent = 'planner'")
+    execute(place, f"UPDATE agents SET agent = {NOT_TEXT} WHERE agent = 'planner'")
     with persistent(place) as hub, hub.http() as stranger, hub.http(tokens["other"]) as other:
         answer = stranger.post("/api/onboard/register", json={"agent_id": "planner"})
         assert (answer.status_code, answer.json()["error"]) == (503, "unavailable")
         assert other.get("/api/mailbox").status_code == 200, "known agents go on"
 
 
-def test_the_admin_gets_a_new_token_if_the_old_one_cannot_be_read(
-    written: tuple[Path, dict[str, str]], tmp_path: Path
-) -> None:
-    data, tokens = written
-    place = copy_of(data, tmp_path / "data")
+def test_the_admin_gets_a_new_token_if_the_old_one_cannot_be_read(place: Path, tokens: dict[str, str]) -> None:
     assert damage(place / "hub.db", "settings", ["value"], "'00ff'") == 1
     token = ""
     for start in ("created", "known"):
@@ -245,13 +240,9 @@ def test_the_admin_gets_a_new_token_if_the_old_one_cannot_be_read(
 
 
 def test_an_open_session_whose_limit_cannot_be_read_is_closed_and_not_unlimited(
-    written: tuple[Path, dict[str, str]], tmp_path: Path
+    place: Path, tokens: dict[str, str]
 ) -> None:
-    data, tokens = written
-    place = copy_of(data, tmp_path / "data")
-    with closing(sqlite3.connect(place / "hub.db", isolation_level=None)) as db:
-        db.execute("UPDATE sessions SET limited = '1/fortnight' WHERE session = 'a'")
-        db.execute("DELETE FROM tasks")
+    execute(place, "UPDATE sessions SET limited = '1/fortnight' WHERE session = 'a'", "DELETE FROM tasks")
     with persistent(place) as hub, hub.agent("planner", tokens["planner"]) as wire:
         assert wire.ask("session_signal", session="a", signal=SIGNAL)["error"] == "session_closed"
         assert wire.ask("session_signal", session="b", signal=SIGNAL)["type"] == "signal_logged"
