@@ -1,7 +1,8 @@
 """Messages to connected, absent and slow agents, and to chat channels."""
 
 import asyncio
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from socket import SO_LINGER, SOL_SOCKET
 from struct import pack
@@ -34,6 +35,17 @@ def all_mail(http: httpx.Client) -> list[tuple[int, str, Any]]:
     while page := mail(http, f"?after={found[-1][0] if found else 0}&limit=100"):
         found += page
     return found
+
+
+@contextmanager
+def beside_a_slow_reader() -> Iterator[tuple[Running, AgentConnection, AgentConnection]]:
+    """A hub that queues four frames, an agent without limits, and the agent "slow", which is a slow reader."""
+    with (
+        running(Policy(exempt=["planner"]), max_waiting=4) as hub,
+        hub.agent("planner") as planner,
+        slow_reader(hub, "slow", hub.register("slow")) as slow,
+    ):
+        yield hub, planner, slow
 
 
 # To agents -----------------------------------------------------------------------------------------------------------
@@ -335,11 +347,7 @@ def test_messages_that_the_disk_has_not_taken_at_the_end_are_counted_as_lost(
 
 
 def test_a_slow_reader_that_reads_on_gets_everything_in_order() -> None:
-    with (
-        running(Policy(exempt=["planner"]), max_waiting=4) as hub,
-        hub.agent("planner") as planner,
-        slow_reader(hub, "slow", hub.register("slow")) as slow,
-    ):
+    with beside_a_slow_reader() as (_, planner, slow):
         taken = overfill(planner, slow)
         assert [slow.hear()["body"][0] for _ in range(taken)] == list(range(taken))
         assert planner.ask("message", to="slow", body="small")["delivered"], "there is room again"
@@ -347,11 +355,7 @@ def test_a_slow_reader_that_reads_on_gets_everything_in_order() -> None:
 
 
 def test_a_slow_reader_whose_token_is_replaced_is_dropped_without_loss() -> None:
-    with (
-        running(Policy(exempt=["planner"]), max_waiting=4) as hub,
-        hub.agent("planner") as planner,
-        slow_reader(hub, "slow", hub.register("slow")) as slow,
-    ):
+    with beside_a_slow_reader() as (hub, planner, slow):
         taken = overfill(planner, slow)
         token = hub.run(hub.hub.registry.rotate("slow"))
         wait_for(lambda: len(hub.hub.presence.sockets) == 1, "its place to be free")
@@ -426,28 +430,24 @@ def test_unknown_chat_channels_are_refused() -> None:
             assert (answer.status_code, answer.json()) == (404, unknown)
 
 
+def publish(wire: AgentConnection, channel: str, body: object) -> int:
+    number: int = wire.ask("channel_publish", channel=channel, body=body)["number"]
+    return number
+
+
 def fall_behind(boss: AgentConnection, slow: AgentConnection, hub: Running, channel: str) -> int:
     """Publish until a slow reader misses three messages of a chat channel; the number of those before."""
-
-    def publish(body: object) -> int:
-        number: int = boss.ask("channel_publish", channel=channel, body=body)["number"]
-        return number
-
-    last = [publish(LARGE) for _ in range(2)][-1]
+    last = [publish(boss, channel, LARGE) for _ in range(2)][-1]
     read_ahead(slow)
     while waiting(hub, "slow") < 4:
-        last = publish(LARGE)
+        last = publish(boss, channel, LARGE)
     for _ in range(3):
-        publish("missed")
+        publish(boss, channel, "missed")
     return last
 
 
 def test_a_slow_reader_is_told_that_its_chat_channel_was_deleted() -> None:
-    with (
-        running(Policy(exempt=["boss"]), max_waiting=4) as hub,
-        hub.agent_and_http("boss") as (boss, http),
-        slow_reader(hub, "slow", hub.register("slow")) as slow,
-    ):
+    with beside_a_slow_reader() as (hub, boss, slow), hub.http(hub.register("owner")) as http:
         assert http.post("/api/channels", json={"name": "room"}).status_code == 201
         assert slow.ask("channel_subscribe", channel="room")["type"] == "subscribed"
         sent = fall_behind(boss, slow, hub, "room")
@@ -461,11 +461,7 @@ def test_a_slow_reader_is_told_that_its_chat_channel_was_deleted() -> None:
 
 
 def test_nothing_of_a_chat_channel_comes_after_the_end_of_the_subscription() -> None:
-    with (
-        running(Policy(exempt=["boss"]), max_waiting=4) as hub,
-        hub.agent("boss") as boss,
-        slow_reader(hub, "slow", hub.register("slow")) as slow,
-    ):
+    with beside_a_slow_reader() as (hub, boss, slow):
         assert slow.ask("channel_subscribe", channel="general")["type"] == "subscribed"
         sent = fall_behind(boss, slow, hub, "general")
         slow.say("channel_unsubscribe", channel="general", id=7)
@@ -486,24 +482,16 @@ def test_a_slow_reader_that_hangs_up_while_it_unsubscribes_is_gone() -> None:
 
 
 def test_a_slow_reader_is_told_how_many_chat_messages_it_has_missed() -> None:
-    with (
-        running(Policy(exempt=["boss"]), max_waiting=4) as hub,
-        hub.agent("boss") as boss,
-        slow_reader(hub, "slow", hub.register("slow")) as slow,
-    ):
+    with beside_a_slow_reader() as (hub, boss, slow):
         assert slow.ask("channel_subscribe", channel="general")["type"] == "subscribed"
-
-        def publish(body: object) -> int:
-            number: int = boss.ask("channel_publish", channel="general", body=body)["number"]
-            return number
 
         last = fall_behind(boss, slow, hub, "general")
         missed = [last + 1, last + 2, last + 3]
         assert [slow.hear()["number"] for _ in range(last)] == list(range(1, last + 1))
         assert slow.hear() == {"type": "lagged", "channel": "general", "missed": 3}, "as soon as it has caught up"
-        again = publish("again")
+        again = publish(boss, "general", "again")
         assert slow.hear().items() >= {"type": "channel_message", "number": again, "body": "again"}.items()
-        publish("more")
+        publish(boss, "general", "more")
         assert slow.hear()["body"] == "more", "it is told once"
         history = slow.ask("channel_history", channel="general", before=again, limit=3)
         assert [post["number"] for post in history["messages"]] == missed
