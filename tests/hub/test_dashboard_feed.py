@@ -84,6 +84,14 @@ def dashboard(hub: Running, token: str | None = ADMIN) -> Iterator[Dashboard]:
         yield Dashboard(hub, wire.socket).open(token)
 
 
+def refusal(hub: Running, token: str | None = None) -> tuple[dict[str, Any], int]:
+    """The error for one more dashboard, which is then closed, and the code of the close."""
+    with hub.socket("/ws/dashboard") as wire:
+        refused = wire.ask("watch", **({} if token is None else {"token": token}))
+        assert refused["type"] == "error"
+        return refused, ended(wire)[0]
+
+
 # What it shows --------------------------------------------------------------------------------------------------------
 
 
@@ -303,22 +311,16 @@ def test_b7_many_cards_come_in_several_frames_and_other_tasks_have_their_turn() 
 def test_a_wrong_token_is_refused_and_charged_to_the_address(token: str) -> None:
     with running(Policy(addresses={"authentication": "3/minute"})) as hub:
         for _ in range(3):
-            with hub.socket("/ws/dashboard") as wire:
-                refused = wire.ask("watch", token=token)
-                assert (refused["type"], refused["error"]) == ("error", "unauthorized")
-                assert ended(wire)[0] == 1008
-        with hub.socket("/ws/dashboard") as wire:
-            refused = wire.ask("watch", token=token)
-            assert (refused["error"], refused["retry_after_ms"]) == ("rate_limited", 20_000)
-            assert ended(wire)[0] == 1008
+            refused, code = refusal(hub, token)
+            assert (refused["error"], code) == ("unauthorized", 1008)
+        refused, code = refusal(hub, token)
+        assert (refused["error"], refused["retry_after_ms"], code) == ("rate_limited", 20_000, 1008)
 
 
 def test_a_token_is_needed_unless_the_dashboard_is_public() -> None:
     with running() as hub, hub.http() as anyone:
-        with hub.socket("/ws/dashboard") as wire:
-            assert wire.ask("watch")["error"] == "unauthorized"
-        with hub.socket("/ws/dashboard") as wire:
-            assert wire.ask("watch", token=hub.register("planner"))["error"] == "unauthorized"
+        for token in (None, hub.register("planner")):
+            assert refusal(hub, token)[0]["error"] == "unauthorized"
         assert anyone.get("/api/dashboard/state").status_code == 401
     with running(public_dashboard=True) as hub, hub.http() as anyone, hub.http(hub.register("planner")) as agent:
         with dashboard(hub, None) as board:
@@ -326,8 +328,7 @@ def test_a_token_is_needed_unless_the_dashboard_is_public() -> None:
         with dashboard(hub, ADMIN) as board:
             assert board.state["admin"]
         assert anyone.get("/api/dashboard/state").status_code == agent.get("/api/dashboard/state").status_code == 200
-        with hub.socket("/ws/dashboard") as wire:
-            assert wire.ask("watch", token="nobodys-token-at-all")["error"] == "unauthorized"
+        assert refusal(hub, "nobodys-token-at-all")[0]["error"] == "unauthorized"
         with hub.http("nobodys-token-at-all") as nobody:
             assert nobody.get("/api/dashboard/state").status_code == 401
 
@@ -398,10 +399,10 @@ def test_the_dashboard_link_has_the_configured_access_level() -> None:
                 assert board.state["admin"] is admin
                 assert http.get("/api/admin/changes").status_code == (200 if admin else 403)
                 assert http.get("/api/dashboard/state").status_code == 200
-    with running(dashboard_link="none") as hub, hub.socket("/ws/dashboard") as wire:
+    with running(dashboard_link="none") as hub:
         assert hub.hub.tokens.link == ""
         assert hub.hub.tokens.recognize("") == ("", "")
-        assert wire.ask("watch", token="hgl_")["error"] == "unauthorized"
+        assert refusal(hub, "hgl_")[0]["error"] == "unauthorized"
 
 
 @pytest.mark.parametrize(
@@ -446,9 +447,8 @@ def test_a_dashboard_that_does_not_identify_in_time_is_closed() -> None:
 
 def test_dashboards_are_capped() -> None:
     with running(max_dashboards=2) as hub, dashboard(hub), dashboard(hub) as second:
-        with hub.socket("/ws/dashboard") as wire:
-            assert wire.ask("watch", token=ADMIN)["error"] == "too_many_connections"
-            assert ended(wire)[0] == 1013
+        refused, code = refusal(hub, ADMIN)
+        assert (refused["error"], code) == ("too_many_connections", 1013)
         second.socket.close()
         wait_for(lambda: len(hub.hub.dashboard.sockets) == 1, "room")
         with dashboard(hub):
@@ -460,30 +460,24 @@ def test_strangers_keep_nobody_with_a_token_out_of_a_public_dashboard() -> None:
         strangers = [stack.enter_context(hub.socket("/ws/dashboard")) for _ in range(3)]
         for wire in strangers:
             assert wire.ask("watch")["type"] == "snapshot"
-        with hub.socket("/ws/dashboard") as late:
-            assert late.ask("watch")["error"] == "too_many_connections"
+        assert refusal(hub)[0]["error"] == "too_many_connections"
         for token, wire in zip((ADMIN, VIEWER, ADMIN), strangers, strict=True):
             snapshot = stack.enter_context(hub.socket("/ws/dashboard")).ask("watch", token=token)
             assert (snapshot["type"], snapshot["admin"]) == ("snapshot", token == ADMIN)
             assert ended(wire) == (1013, "too many dashboards are open"), "the oldest makes room"
-        with hub.socket("/ws/dashboard") as full:
-            assert full.ask("watch", token=ADMIN)["error"] == "too_many_connections"
-            assert ended(full)[0] == 1013
+        refused, code = refusal(hub, ADMIN)
+        assert (refused["error"], code) == ("too_many_connections", 1013)
 
 
 def test_public_dashboards_are_capped_by_address() -> None:
     with running(public_dashboard=True) as hub, ExitStack() as stack:
         for _ in range(MAX_PUBLIC):
             assert stack.enter_context(hub.socket("/ws/dashboard")).ask("watch")["type"] == "snapshot"
-        with hub.socket("/ws/dashboard") as one_more:
-            refused = one_more.ask("watch")
-            assert (refused["error"], refused["detail"]) == (
-                "too_many_connections",
-                "127.0.0.1 has 10 dashboards without a token, and may have no more",
-            )
-            assert ended(one_more)[0] == 1013
-        with hub.socket("/ws/dashboard") as viewer:
-            assert viewer.ask("watch", token=VIEWER)["type"] == "snapshot"
+        refused, code = refusal(hub)
+        assert (refused["error"], code) == ("too_many_connections", 1013)
+        assert refused["detail"] == "127.0.0.1 has 10 dashboards without a token, and may have no more"
+        with dashboard(hub, VIEWER):
+            pass
 
 
 def test_silent_connections_keep_no_dashboard_out() -> None:
