@@ -12,7 +12,7 @@ from headgate.hub.monitoring.address_log import MAX_ADDRESSES
 from headgate.proto import envelope_pb2 as wire
 from headgate.stores.base import MAX_ALERTS
 from tests.support.agent_connections import BEHIND_A_PROXY
-from tests.support.alerts import offend, settled, shown
+from tests.support.alerts import advance, offend, settled, shown
 from tests.support.hub import ADMIN, VIEWER, Running, running
 from tests.support.valkey import wait_for
 
@@ -187,11 +187,9 @@ def test_b8_an_alert_of_a_blocked_agent_stays_open_while_it_is_denied() -> None:
         hub.call(hub.hub.gate.block, "planner")
         assert not hub.hub.gate.check("planner", "ws", "light")
         hub.call(hub.hub.gate.add_exemption, "planner")  # otherwise that would resolve it
-        hub.clock.advance(59)
-        settled(hub)
+        advance(hub, 59)
         assert hub.hub.alerts.open == 1
-        hub.clock.advance(1)
-        settled(hub)
+        advance(hub, 1)
         assert hub.hub.alerts.open == 0
 
 
@@ -261,8 +259,7 @@ def test_b8_an_alert_says_what_was_denied_and_goes_on_counting() -> None:
         for _ in range(7):
             planner.ask("ping")
         assert [alert["total"] for alert in shown(hub)] == [18]
-        hub.clock.advance(60)
-        settled(hub)
+        advance(hub, 60)
         assert [(alert["total"], alert["resolved_at"] is None) for alert in shown(hub)] == [(18, False)]
         planner.ask("ping")
         assert [alert["total"] for alert in shown(hub)] == [18]
@@ -279,8 +276,7 @@ def test_b8_all_open_alerts_can_be_reached() -> None:
         assert told() == ([], 0)
         offend(hub, "resolved")
         settled(hub)
-        hub.clock.advance(60)
-        settled(hub)
+        advance(hub, 60)
         names = [f"agent-{number}" for number in range(MAX_ALERTS + 5)]
         for name in names:
             offend(hub, name)
@@ -291,8 +287,7 @@ def test_b8_all_open_alerts_can_be_reached() -> None:
         assert told("?limit=3&open=true") == (newest[:3], MAX_ALERTS)
         assert viewer.get("/api/dashboard/state").json()["summary"]["open_alerts"] == MAX_ALERTS
         assert len(hub.hub.alerts._totals) == MAX_ALERTS, "nothing is kept of those that were not opened"
-        hub.clock.advance(60)
-        settled(hub)
+        advance(hub, 60)
         assert told("?open=true") == ([], 0)
         assert len(told()[0]) == 50
         assert hub.hub.alerts._totals == {}

@@ -16,7 +16,7 @@ from headgate.events import Alerted
 from headgate.hub.monitoring import alerts as module
 from headgate.hub.monitoring.alerts import Alert, Alerts
 from headgate.hub.monitoring.denials import DenialLog
-from tests.support.alerts import RAISED, RESOLVED, offend, settled, shown
+from tests.support.alerts import RAISED, RESOLVED, advance, offend, settled, shown
 from tests.support.hub import ADMIN, Running, running
 from tests.support.ports import nobody
 from tests.support.valkey import PATIENCE, wait_for
@@ -111,16 +111,14 @@ def test_b8_an_open_alert_is_raised_again_only_after_the_window(hub: Running, re
     assert second == {**first, "times": 2, "total": 60}
     assert shown(hub) == [second]
     assert len({one.headers["X-Headgate-Delivery"] for one in receiver.heard}) == 2
-    hub.clock.advance(60)
-    settled(hub)
+    advance(hub, 60)
     assert receiver.events[2:] == [(RESOLVED, "planner")]
     assert (hub.hub.alerts.raised, hub.hub.alerts.open, hub.hub.alerts.resolved) == (2, 0, 1)
 
 
 def test_b8_after_a_resolution_the_next_alert_is_a_new_one(hub: Running, receiver: Receiver) -> None:
     offend(hub)
-    hub.clock.advance(60)
-    settled(hub)
+    advance(hub, 60)
     offend(hub)
     settled(hub)
     assert receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")], "there was one within five minutes"
@@ -149,8 +147,7 @@ def test_agents_have_alerts_of_their_own(hub: Running, receiver: Receiver) -> No
     settled(hub)
     hub.clock.advance(30)
     offend(hub, "other", 1)
-    hub.clock.advance(30)
-    settled(hub)
+    advance(hub, 30)
     assert receiver.events == [(RAISED, strange), (RAISED, "other"), (RESOLVED, strange)]
 
 
@@ -161,11 +158,9 @@ def test_b8_an_alert_is_resolved_exactly_at_the_end_of_the_quiet_period(hub: Run
     began = time.time()
     with capture_logs() as logged:
         offend(hub)
-        hub.clock.advance(59.999999)
-        settled(hub)
+        advance(hub, 59.999999)
         assert hub.hub.alerts.open == 1
-        hub.clock.advance(0.000001)
-        settled(hub)
+        advance(hub, 0.000001)
     raised, resolved = [one.json() for one in receiver.heard]
     assert (raised["event"], resolved["event"]) == (RAISED, RESOLVED)
     at = resolved["alert"].pop("resolved_at")
@@ -183,11 +178,9 @@ def test_b8_new_violations_postpone_the_resolution(hub: Running, receiver: Recei
         hub.clock.advance(59.999999)
         offend(hub, times=1)
         settled(hub)
-    hub.clock.advance(59.999999)
-    settled(hub)
+    advance(hub, 59.999999)
     assert receiver.events == [(RAISED, "planner")]
-    hub.clock.advance(0.000001)
-    settled(hub)
+    advance(hub, 0.000001)
     assert receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
 
 
@@ -214,8 +207,7 @@ def test_changes_that_forgive_nothing_resolve_no_alert(hub: Running, receiver: R
     hub.hub.gate.add_exemption("other")
     hub.hub.gate.set_override("planner", "light", "5/minute")
     settled(hub)
-    hub.clock.advance(60)
-    settled(hub)
+    advance(hub, 60)
     assert receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
 
 
@@ -234,8 +226,7 @@ def test_open_alerts_are_bounded_and_the_rest_only_logged(
         events = [line["event"] for line in logged]
         assert events.count("many violations") == 6
         assert sum(event.startswith("too many open alerts") for event in events) == 1
-        hub.clock.advance(60)
-        settled(hub)
+        advance(hub, 60)
         assert len(receiver.heard) == 6
         hub.clock.advance(240)
         for number in range(4):
@@ -250,8 +241,7 @@ def test_fifty_alerts_are_shown_newest_first(hub: Running) -> None:
         offend(hub, f"agent-{number}")
     settled(hub)
     assert [alert["agent_id"] for alert in shown(hub)] == [f"agent-{number}" for number in reversed(range(10, 60))]
-    hub.clock.advance(60)
-    settled(hub)
+    advance(hub, 60)
     assert hub.hub.alerts.resolved == 60
     assert [alert["agent_id"] for alert in shown(hub)] == [f"agent-{number}" for number in reversed(range(10, 60))]
     assert all(alert["resolved_at"] for alert in shown(hub))

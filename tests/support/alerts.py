@@ -26,6 +26,12 @@ def settled(*hubs: Running, kind: str = "alerts") -> None:
             wait_for(lambda idle=idle, hub=hub: hub.call(idle), "the hub to have nothing to do")  # type: ignore[misc]
 
 
+def advance(hub: Running, seconds: float, kind: str = "alerts") -> None:
+    """Let time pass, and wait until the hub has no alert left to handle."""
+    hub.clock.advance(seconds)
+    settled(hub, kind=kind)
+
+
 def compared(*hubs: Running, kind: str = "alerts") -> None:
     """Wait until hubs are idle, have compared with the server after that, and are idle again."""
     settled(*hubs, kind=kind)
