@@ -36,6 +36,12 @@ def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the database of a hub may be."""
+    return tmp_path / "hub.db"
+
+
+@pytest.fixture
 def logged() -> Iterator[list[Any]]:
     """The lines logged during the test."""
     with capture_logs() as lines:

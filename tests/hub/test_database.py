@@ -17,8 +17,8 @@ from tests.support.valkey import PATIENCE
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    with closing(Database(tmp_path / "hub.db")) as opened:
+def database(path: Path) -> Iterator[Database]:
+    with closing(Database(path)) as opened:
         yield opened
 
 
@@ -60,9 +60,9 @@ class Held:
         await self._job
 
 
-async def test_work_is_committed_when_run_returns(database: Database, tmp_path: Path) -> None:
+async def test_work_is_committed_when_run_returns(database: Database, path: Path) -> None:
     assert await database.run(put("a")) == "a"
-    assert in_file(tmp_path / "hub.db") == ["a"]
+    assert in_file(path) == ["a"]
     assert await database.run(names) == ["a"]
 
 
@@ -104,7 +104,7 @@ async def test_answers_come_in_the_order_of_the_jobs(database: Database) -> None
     assert answered == list(range(3000))
 
 
-async def test_a_failed_job_rolls_back_alone(database: Database, tmp_path: Path) -> None:
+async def test_a_failed_job_rolls_back_alone(database: Database, path: Path) -> None:
     def fail(db: sqlite3.Connection) -> None:
         put("half")(db)
         raise ValueError("not like this")
@@ -118,19 +118,19 @@ async def test_a_failed_job_rolls_back_alone(database: Database, tmp_path: Path)
     assert str(two) == "not like this"
     assert isinstance(four, DatabaseError)
     assert str(four).endswith("hub.db: nothing was written: UNIQUE constraint failed: settings.name")
-    assert in_file(tmp_path / "hub.db") == ["a", "b", "c"]
+    assert in_file(path) == ["a", "b", "c"]
 
 
-async def test_a_failed_commit_fails_every_job_in_it_and_none_after(database: Database, tmp_path: Path) -> None:
+async def test_a_failed_commit_fails_every_job_in_it_and_none_after(database: Database, path: Path) -> None:
     await database.run(lambda db: db.execute("PRAGMA busy_timeout=0").close())
-    with closing(sqlite3.connect(tmp_path / "hub.db", isolation_level=None)) as other:
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         results = await asyncio.gather(database.run(put("a")), database.run(put("b")), return_exceptions=True)
         other.execute("ROLLBACK")
     assert [type(result) for result in results] == [DatabaseError, DatabaseError]
     assert str(results[0]).endswith("hub.db: nothing was written: database is locked")
     assert await database.run(put("a")) == "a"
-    assert in_file(tmp_path / "hub.db") == ["a"]
+    assert in_file(path) == ["a"]
 
 
 async def test_a_job_that_breaks_the_transaction_fails_all_in_it_and_none_after(
@@ -145,7 +145,7 @@ async def test_a_job_that_breaks_the_transaction_fails_all_in_it_and_none_after(
     assert await database.run(names) == ["c"]
 
 
-async def test_a_full_disk_fails_only_the_job_that_does_not_fit(database: Database, tmp_path: Path) -> None:
+async def test_a_full_disk_fails_only_the_job_that_does_not_fit(database: Database, path: Path) -> None:
     def fill(db: sqlite3.Connection) -> None:
         db.execute("INSERT INTO settings VALUES ('big', ?)", ("x" * 1_000_000,))
 
@@ -154,7 +154,7 @@ async def test_a_full_disk_fails_only_the_job_that_does_not_fit(database: Databa
     with pytest.raises(DatabaseError, match="nothing was written"):
         await database.run(fill)
     assert await database.run(put("small")) == "small"
-    assert in_file(tmp_path / "hub.db") == ["small"]
+    assert in_file(path) == ["small"]
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -185,12 +185,12 @@ def test_a_loop_that_ended_does_not_stop_the_database(database: Database) -> Non
     assert asyncio.run(database.run(put("a"))) == "a"
 
 
-async def test_close_finishes_submitted_jobs(tmp_path: Path) -> None:
-    database = Database(tmp_path / "hub.db")
+async def test_close_finishes_submitted_jobs(path: Path) -> None:
+    database = Database(path)
     jobs = [asyncio.ensure_future(database.run(put(f"{number:04}"))) for number in range(1500)]
     await asyncio.sleep(0)
     database.close()
-    assert in_file(tmp_path / "hub.db") == [f"{number:04}" for number in range(1500)]
+    assert in_file(path) == [f"{number:04}" for number in range(1500)]
     assert await asyncio.gather(*jobs) == [f"{number:04}" for number in range(1500)]
 
 
@@ -214,8 +214,7 @@ asyncio.run(main())
 
 @pytest.mark.long
 @pytest.mark.parametrize("acknowledged", [1, 100, 1000])
-def test_every_acknowledged_row_survives_a_kill(tmp_path: Path, acknowledged: int) -> None:
-    path = tmp_path / "hub.db"
+def test_every_acknowledged_row_survives_a_kill(path: Path, acknowledged: int) -> None:
     with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         told = [process.stdout.readline() for _ in range(acknowledged)]
@@ -233,8 +232,7 @@ async def test_a_closed_database_refuses_work(database: Database) -> None:
         await database.run(put("late"))
 
 
-def test_a_file_of_another_program_is_refused_and_left_unchanged(tmp_path: Path) -> None:
-    path = tmp_path / "hub.db"
+def test_a_file_of_another_program_is_refused_and_left_unchanged(path: Path) -> None:
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE agents (theirs)")
     with pytest.raises(DatabaseError, match="expected a hub's database, got a file of another program"):
@@ -243,8 +241,7 @@ def test_a_file_of_another_program_is_refused_and_left_unchanged(tmp_path: Path)
         assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("agents",)]
 
 
-def test_another_format_is_refused_and_left_unchanged(tmp_path: Path) -> None:
-    path = tmp_path / "hub.db"
+def test_another_format_is_refused_and_left_unchanged(path: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA user_version=7")
     with pytest.raises(DatabaseError, match=r"a hub.s database of format 1, got format 7; use a newer headgate"):

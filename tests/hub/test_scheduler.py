@@ -314,8 +314,7 @@ async def test_a_full_queue_refuses_tasks_even_when_many_come_at_once(elsewhere:
         assert await refused(harness.scheduler.add("boss", b"1")) == (503, "queue_full")
 
 
-async def test_one_agent_does_not_fill_the_queue(tmp_path: Path) -> None:
-    path = tmp_path / "hub.db"
+async def test_one_agent_does_not_fill_the_queue(path: Path) -> None:
     async with open_harness(path, most_per_agent=2) as harness:
         add = harness.scheduler.add
         answers = await asyncio.gather(*[add("greedy", b"1") for _ in range(5)], return_exceptions=True)
@@ -335,8 +334,7 @@ async def test_one_agent_does_not_fill_the_queue(tmp_path: Path) -> None:
         assert await refused(harness.scheduler.add("greedy", b"1")) == (409, "too_many_tasks")
 
 
-async def test_tasks_count_for_the_admin_after_their_agents_were_dropped(tmp_path: Path) -> None:
-    path = tmp_path / "hub.db"
+async def test_tasks_count_for_the_admin_after_their_agents_were_dropped(path: Path) -> None:
     async with open_harness(path, most_per_agent=2) as harness:
         add = harness.scheduler.add
         await add("a", b"1")
@@ -379,8 +377,7 @@ async def test_the_admin_has_room_in_a_queue_that_agents_have_filled(most: int, 
         assert await refused(add("other", b"1")) == (503, "queue_full")
 
 
-async def test_finished_tasks_are_forgotten_oldest_first(tmp_path: Path) -> None:
-    path = tmp_path / "hub.db"
+async def test_finished_tasks_are_forgotten_oldest_first(path: Path) -> None:
     async with open_harness(path, most_finished=3) as harness:
         await harness.arrive("a", "slow")
         tasks = [await harness.add() for _ in range(5)]

@@ -20,8 +20,7 @@ from tests.support.valkey import PATIENCE
 from tests.support.wrapped_store import WrappedStore
 
 
-async def test_b5_nothing_is_lost_by_a_restart(tmp_path: Path) -> None:
-    path = tmp_path / "hub.db"
+async def test_b5_nothing_is_lost_by_a_restart(path: Path) -> None:
     async with open_harness(path) as harness:
         tasks = [await harness.add(str(number).encode()) for number in range(6)]
         await harness.arrive("a", "b", "c")
@@ -81,11 +80,6 @@ def broken(path: Path) -> Iterator[None]:
         other.execute("BEGIN IMMEDIATE")
         yield
         other.execute("ROLLBACK")
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "hub.db"
 
 
 @pytest.fixture
