@@ -56,7 +56,7 @@ from headgate.hub.storage.database import Database, DataFile
 from headgate.hub.storage.files import lock_directory, make_private, private_file
 from headgate.hub.tasks.scheduler import Scheduler
 from headgate.hub.tasks.task import Task
-from headgate.limits.clock import Clock, MonotonicClock
+from headgate.limits.clock import MonotonicClock
 from headgate.stores.base import HubStore, ServerStore, SharedStore, Store
 from headgate.stores.memory import MemoryStore
 from headgate.stores.memory_file import MemoryFile
@@ -78,29 +78,6 @@ class Hub:
     `async with Hub(settings, policy) as hub` starts and stops it; in between it is an ASGI application. `store` is for
     tests and for applications with a store of their own; by default the settings name one.
     """
-
-    database: Database
-    store_guard: StoreGuard
-    store: Store
-    gate: Gate
-    clock: Clock
-    health: Health
-    stats: Stats
-    address_log: AddressLog
-    webhooks: Webhooks
-    alerts: Alerts
-    account_alerts: AccountAlerts
-    presence: Presence
-    tokens: Tokens
-    registry: Registry
-    operators: Operators
-    messages: MessageBroker
-    sessions: SessionLog
-    scheduler: Scheduler
-    agent_sockets: AgentSockets
-    relay: Relay
-    dashboard: DashboardFeed
-    metric_sources: MetricSources
 
     def __init__(
         self,
