@@ -11,6 +11,7 @@ import structlog
 from msgspec.structs import replace
 
 from headgate.errors import StoreAway
+from headgate.hub.background import BackgroundTasks
 from headgate.stores.base import AlertOutcome, SharedAlerts
 
 _INTERVAL: Final = 1.0  # seconds between two comparisons with the store
@@ -89,8 +90,6 @@ class AlertStore:
 class OpenAlert(Generic[A]):
     """An open alert, and what this hub knows about it."""
 
-    __slots__ = ("alert", "attempt", "name", "text")
-
     def __init__(self, name: str, alert: A, text: str = "") -> None:
         self.name = name  # under which it is stored
         self.alert = alert
@@ -115,7 +114,7 @@ class BaseAlerts(ABC, Generic[A, Entry]):
         self._too_many = False
         self._woken: Final = asyncio.Event()
         self._loop: Final = asyncio.get_running_loop()
-        self._task: asyncio.Task[None] | None = None
+        self._background: Final = BackgroundTasks()
 
     @property
     def open(self) -> int:
@@ -133,13 +132,11 @@ class BaseAlerts(ABC, Generic[A, Entry]):
 
     async def start(self) -> None:
         """Start, with the alerts that other hubs have left open."""
-        self._task = self._loop.create_task(self._run())
+        self._background.spawn(self._run())
 
     async def close(self) -> None:
         """Stop, and leave the open alerts to other hubs."""
-        while self._task is not None and not self._task.done():
-            self._task.cancel()  # again, since Python 3.11 can lose a cancellation in redis-py
-            await asyncio.wait([self._task], timeout=0.05)
+        await self._background.cancel()
 
     async def _run(self) -> None:
         """Work each time that it is woken, and once a second if hubs share a store."""
