@@ -41,3 +41,14 @@ class Timer:
         if not self._done:
             self._done = True
             self._action()
+
+
+class Timed:
+    """Something that one timer may be set for."""
+
+    timer: Timer | None = None
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None

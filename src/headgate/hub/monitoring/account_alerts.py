@@ -28,7 +28,7 @@ from headgate.gate import Gate
 from headgate.gate.account_status import ALERT_SHARES, LimitStatus, alert_share
 from headgate.hub.agents.registry import AgentRecord
 from headgate.hub.monitoring.alert_base import BaseAlerts, OpenAlert, StoreOutcome, encoded
-from headgate.hub.timer import Timer
+from headgate.hub.timer import Timed, Timer
 from headgate.limits.budget import Budget
 from headgate.limits.clock import Clock
 from headgate.limits.notation import parse
@@ -78,7 +78,7 @@ class AccountAlert(Struct, frozen=True):
 _OpenAlert: TypeAlias = OpenAlert[AccountAlert]
 
 
-class AccountAlerts(BaseAlerts[AccountAlert, _OpenAlert]):
+class AccountAlerts(BaseAlerts[AccountAlert, _OpenAlert], Timed):
     """The alerts of accounts. `send` is called with each that this hub raises or resolves.
 
     `agents` returns the next registered agents after an id.
@@ -104,7 +104,6 @@ class AccountAlerts(BaseAlerts[AccountAlert, _OpenAlert]):
         self._due = False  # whether to look at the budgets of open alerts
         memory = in_process(gate.store)
         self._starts_from_file = memory is not None and memory.file is not None  # until its budgets were looked at
-        self._timer: Timer | None = None
 
     def on_alert(self, event: AccountAlerted) -> None:
         """Raise an alert soon. May be called in any thread."""
@@ -120,8 +119,7 @@ class AccountAlerts(BaseAlerts[AccountAlert, _OpenAlert]):
 
     async def close(self) -> None:
         await super().close()
-        if self._timer is not None:
-            self._timer.cancel()
+        self.stop_timer()
 
     # One alert after the other ---------------------------------------------------------------------------------------
 
@@ -209,16 +207,14 @@ class AccountAlerts(BaseAlerts[AccountAlert, _OpenAlert]):
 
     def _set_timer(self) -> None:
         """Look again when the first period ends, and from time to time: holds may be settled for less."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self.stop_timer()
         if not self._open:
             return
         now, wall = self._clock.now(), self._clock.wall()
         ends = [entry.alert.resets_at for entry in self._open.values() if entry.alert.resets_at is not None]
         # One that should be over, and isn't resolved yet, is tried again after a second.
         waits = [min(ceil((end - wall) * 1_000_000), _RECHECK) if end > wall else 1_000_000 for end in ends]
-        self._timer = Timer(self._clock, now + min(waits, default=_RECHECK), self.recheck)
+        self.timer = Timer(self._clock, now + min(waits, default=_RECHECK), self.recheck)
 
     async def _check_all(self) -> None:
         by_account: dict[str, list[str]] = {}

@@ -26,7 +26,7 @@ from headgate.events import Alerted, Violated
 from headgate.gate import Gate
 from headgate.hub.monitoring.alert_base import BaseAlerts, OpenAlert, encoded
 from headgate.hub.monitoring.denials import DenialLog, DeniedAction
-from headgate.hub.timer import Timer
+from headgate.hub.timer import Timed, Timer
 from headgate.limits.clock import Clock
 from headgate.limits.numbers import microseconds
 from headgate.stores.base import LAST_MOMENT, MAX_ALERTS, SharedAlerts
@@ -61,21 +61,13 @@ class Alert(Struct, frozen=True):
     """Where the last request came from that was denied before it was raised; "" if unknown."""
 
 
-class _OpenAlert(OpenAlert[Alert]):
+class _OpenAlert(OpenAlert[Alert], Timed):
     """An open alert; it is stored under the name of its agent."""
-
-    __slots__ = ("grace_over", "own", "timer")
 
     def __init__(self, alert: Alert) -> None:
         super().__init__(alert.agent_id, alert)
         self.own = False  # whether this hub raised it last
         self.grace_over = False  # whether the hub that raised it had its time to resolve it
-        self.timer: Timer | None = None
-
-    def stop_timer(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
 
 
 class Alerts(BaseAlerts[Alert, _OpenAlert]):

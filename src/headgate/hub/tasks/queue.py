@@ -5,7 +5,7 @@ from bisect import bisect_left, insort
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from headgate.hub.tasks.task import HELD, State
-from headgate.hub.timer import Timer
+from headgate.hub.timer import Timed
 
 T = TypeVar("T")
 Priority: TypeAlias = tuple[int, ...]
@@ -40,18 +40,7 @@ def _priority(item: tuple[Priority, object]) -> Priority:
     return item[0]
 
 
-class _Timed:
-    """Something that a timer may be set for."""
-
-    timer: Timer | None = None
-
-    def stop_timer(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-
-
-class OpenTask(_Timed):
+class OpenTask(Timed):
     """An unfinished task, as memory knows it; its payload stays in the database."""
 
     def __init__(self, number: int, task_id: str, creator: str, priority: Priority) -> None:
@@ -70,7 +59,7 @@ class OpenTask(_Timed):
         return self.state in HELD
 
 
-class Worker(_Timed):
+class Worker(Timed):
     """A connected agent; after a reconnect it is another one."""
 
     def __init__(self, name: str, priority: Priority) -> None:
