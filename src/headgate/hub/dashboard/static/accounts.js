@@ -68,13 +68,21 @@ export class Accounts {
   /** Start again from a snapshot. */
   load({ accounts, more_accounts: more, accounts_age: age }) {
     this.#accounts.clear();
-    this.#apply({ accounts, more_accounts: more, accounts_age: age });
+    this.update({ accounts, more_accounts: more, accounts_age: age });
     this.#changed = true;
   }
 
   /** Take in the changes of an update. */
-  update(frame) {
-    this.#apply(frame);
+  update({ accounts = [], accounts_gone: gone = [], more_accounts: more, accounts_age: age }) {
+    for (const card of accounts) {
+      const known = this.#accounts.get(card.path);
+      if (known) known.set(card);
+      else this.#accounts.set(card.path, new Account(card));
+    }
+    for (const path of gone) this.#accounts.delete(path);
+    this.#changed ||= accounts.length > 0 || gone.length > 0 || more !== undefined;
+    this.#more = more ?? this.#more;
+    this.#age = age ?? this.#age;
   }
 
   /** Show the accounts whose paths have this text. */
@@ -98,18 +106,6 @@ export class Accounts {
     this.#build();
     this.#headline(many);
     this.#drawRows();
-  }
-
-  #apply({ accounts = [], accounts_gone: gone = [], more_accounts: more, accounts_age: age }) {
-    for (const card of accounts) {
-      const known = this.#accounts.get(card.path);
-      if (known) known.set(card);
-      else this.#accounts.set(card.path, new Account(card));
-    }
-    for (const path of gone) this.#accounts.delete(path);
-    this.#changed ||= accounts.length > 0 || gone.length > 0 || more !== undefined;
-    this.#more = more ?? this.#more;
-    this.#age = age ?? this.#age;
   }
 
   #redraw() {
@@ -255,7 +251,7 @@ class Row {
     const { parts } = this;
     const first = at === 0;
     setAttribute(this.node, "data-first", first);
-    setAttribute(this.node, "data-depth", Math.min(depth, 7));
+    this.node.style.setProperty("--depth", Math.min(depth, 7));
     setText(parts.name, nameOf(card.path));
     parts.head.title = `${card.level} ${card.path}`;
     setAttribute(parts.name, "class", first ? "" : "unseen"); // read with each of its limits

@@ -1,7 +1,7 @@
 // The page of one agent: what it does, what it is denied, its limits and connections. It is fetched again while open.
 
 import { ceiling, Spark } from "./charts.js";
-import { byId, element, figures, fillRows, fromTemplate, plural, rateText, setAttribute, setText, setVisible, timeText } from "./dom.js";
+import { byId, element, figures, fillRows, fromTemplate, plural, rateText, setAttribute, setCount, setText, setVisible, timeText } from "./dom.js";
 import { amountText, budgetOf, drawBudget, resetText, resourceText } from "./budget.js";
 import { drawMeter, drawState, stateNode, usedText } from "./state.js";
 
@@ -128,8 +128,7 @@ function drawAccounts({ account, account_limits: limits, holds }) {
   setVisible(byId("account-limits"), limits.length > 0);
   setVisible(byId("no-account-limits"), !limits.length);
   const body = byId("account-limits").tBodies[0];
-  while (body.rows.length > limits.length) body.lastElementChild.remove();
-  while (body.rows.length < limits.length) body.append(accountRow());
+  setCount(body, limits.length, accountRow);
   limits.forEach((limit, at) => {
     const row = body.rows[at];
     setText(row.cells[0].firstElementChild, limit.account);
@@ -172,8 +171,7 @@ function drawLimits({ buckets, exempt, session_limit: session, session_override:
   const title = exempt ? "It is exempt: none of these applies." : "In effect, and what is used of them now.";
   setText(byId("limits-title"), title);
   const body = byId("limits").tBodies[0];
-  while (body.rows.length > buckets.length + 1) body.lastElementChild.remove();
-  while (body.rows.length < buckets.length + 1) body.append(limitRow());
+  setCount(body, buckets.length + 1, () => fromTemplate("limit-template"));
   buckets.forEach((bucket, at) => {
     const [name, bar, used, limit] = body.rows[at].cells;
     setText(name, `${bucket.channel} ${bucket.tier}`);
@@ -187,21 +185,6 @@ function drawLimits({ buckets, exempt, session_limit: session, session_override:
   setVisible(bar.firstElementChild, false);
   setText(used, "");
   drawLimit(limit, session, own !== null);
-}
-
-function limitRow() {
-  const row = element("tr");
-  const head = element("th");
-  head.scope = "row";
-  const [bar, meter] = [element("td"), element("div", "", "meter")];
-  const values = { role: "meter", "aria-label": "usage", "aria-valuemin": 0, "aria-valuemax": 100 };
-  for (const [name, value] of Object.entries(values)) setAttribute(meter, name, value);
-  meter.append(element("div"));
-  bar.append(meter);
-  const limit = element("td");
-  limit.append(element("span"), element("span", "own", "tag own"));
-  row.append(head, bar, element("td"), limit);
-  return row;
 }
 
 function drawLimit(cell, text, own) {

@@ -57,11 +57,17 @@ export function placeChildren(parent, nodes) {
   if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
 }
 
+/** Give a parent this many children; `make` makes those that are missing. */
+export function setCount(parent, many, make) {
+  while (parent.children.length > many) parent.lastElementChild.remove();
+  while (parent.children.length < many) parent.append(make());
+}
+
 /** Fill the body of a table with rows of texts. Only cells that change are touched. */
 export function fillRows(body, rows) {
-  while (body.rows.length > rows.length) body.lastElementChild.remove();
+  setCount(body, rows.length, () => element("tr"));
   rows.forEach((texts, at) => {
-    const row = body.rows[at] ?? body.insertRow();
+    const row = body.rows[at];
     texts.forEach((text, place) => setText(row.cells[place] ?? row.insertCell(), text));
   });
 }

@@ -1,6 +1,6 @@
 // The fleet as a whole: figures, tasks, and who was denied.
 
-import { byId, element, figures, plural, rateText, setAttribute, setText, setVisible } from "./dom.js";
+import { byId, element, figures, plural, rateText, setAttribute, setCount, setText, setVisible } from "./dom.js";
 import { store, stored } from "./storage.js";
 import { agentLink } from "./view.js";
 
@@ -53,10 +53,10 @@ function drawOverruled(paths) {
 /** A list of names, each with something about it and a number. Names of agents lead to their pages. */
 function drawList(id, found, parts) {
   const list = byId(id);
-  while (list.children.length > found.length) list.lastElementChild.remove();
+  setCount(list, found.length, () => listRow(id === "offenders"));
   found.forEach((one, at) => {
     const [name, about, many] = parts(one);
-    const row = list.children[at] ?? list.appendChild(listRow(id === "offenders"));
+    const row = list.children[at];
     setText(row.querySelector("bdi"), name);
     setText(row.querySelector(".about"), about);
     setText(row.querySelector("b"), figures.format(many));
