@@ -6,14 +6,14 @@ from contextlib import suppress
 from functools import partial
 from heapq import nsmallest
 from math import ceil
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from headgate.errors import InvalidInput
 from headgate.gate import Gate
-from headgate.hub.agents.names import ADMIN, VIEWER
+from headgate.hub.agents.names import ADMIN
 from headgate.hub.agents.presence import Presence
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.monitoring.account_alerts import AccountAlert, AccountAlerts
@@ -128,9 +128,18 @@ class DashboardState(Struct):
     """Only admins see accounts."""
 
 
+View: TypeAlias = Literal["accounts", "role", "public"]
+"""What somebody sees: everything with "accounts", all but those with another "role", or what is "public"."""
+
+
 def sees_accounts(role: str) -> bool:
     """Whether an operator of a role sees accounts: what they have spent, hold and have left, and their alerts."""
     return role == ADMIN
+
+
+def view_of(role: str) -> View:
+    """What an operator of a role sees, or somebody without a token ("")."""
+    return "accounts" if sees_accounts(role) else "role" if role else "public"
 
 
 class Fleet(NamedTuple):
@@ -190,8 +199,8 @@ class Cards:
     ) -> None:
         self._gate, self._stats, self._presence, self._alerts, self._health = gate, stats, presence, alerts, health
         self._account_alerts, self._address_log, self._scheduler = account_alerts, address_log, scheduler
-        self._for_viewers: Final = _SharedState(partial(self._make_state, role=VIEWER), background)
-        self._for_everybody: Final = _SharedState(partial(self._make_state, role=""), background)
+        self._for_viewers: Final = _SharedState(partial(self._make_state, view="role"), background)
+        self._for_everybody: Final = _SharedState(partial(self._make_state, view="public"), background)
 
     def fleet(self) -> Fleet:
         """The agents to show, the most interesting first: rate limited, then by denials a minute and by violations.
@@ -291,40 +300,37 @@ class Cards:
 
         An admin waits for nobody. The others share what is made, since anyone may ask for a public one.
         """
-        if role == ADMIN:
-            return await self._make_state(limit, role=role)
-        return await (self._for_viewers if role else self._for_everybody).get(limit)
+        view = view_of(role)
+        if view == "accounts":
+            return await self._make_state(limit, view=view)
+        return await (self._for_viewers if view == "role" else self._for_everybody).get(limit)
 
-    async def _make_state(self, limit: int, *, role: str) -> DashboardState:
+    async def _make_state(self, limit: int, *, view: View) -> DashboardState:
         fleet = self.fleet()
         summary, alerts = self.summary(fleet), self._alerts.recent()
-        of_accounts = self._account_alerts.recent()
+        of_accounts = self._account_alerts.recent() if view == "accounts" else []
         cards = await self.of(fleet.agents[:limit], fleet.violations)
-        if not sees_accounts(role):
-            summary, of_accounts = without_accounts(summary), []
-        if not role:
-            summary, alerts, cards = public_summary(summary), public_alerts(alerts), public_cards(cards)
-        return DashboardState(summary, cards, alerts, of_accounts)
+        return DashboardState(summary_in(view, summary), cards_in(view, cards), alerts_in(view, alerts), of_accounts)
 
 
-def public_summary(summary: Summary) -> Summary:
-    """A summary for a dashboard without a token: without network addresses."""
-    return replace(summary, denied_addresses=[])
-
-
-def without_accounts(summary: Summary) -> Summary:
-    """A summary for everybody who is no admin: without accounts."""
+def summary_in(view: View, summary: Summary) -> Summary:
+    """What a view shows of a summary: only admins see accounts, and nobody without a token network addresses."""
+    if view == "accounts":
+        return summary
     open_alerts = summary.open_alerts - summary.open_account_alerts
-    return replace(summary, open_alerts=open_alerts, open_account_alerts=0)
+    addresses = [] if view == "public" else summary.denied_addresses
+    return replace(summary, open_alerts=open_alerts, open_account_alerts=0, denied_addresses=addresses)
 
 
-def public_alerts(alerts: list[Alert]) -> list[Alert]:
-    """Alerts for a dashboard without a token: without network addresses."""
-    return [replace(alert, address="") for alert in alerts]
+def alerts_in(view: View, alerts: list[Alert]) -> list[Alert]:
+    """What a view shows of alerts: network addresses are not public."""
+    return [replace(alert, address="") for alert in alerts] if view == "public" else alerts
 
 
-def public_cards(cards: Sequence[Card]) -> list[Card]:
-    """Cards for a dashboard without a token: without roles."""
+def cards_in(view: View, cards: list[Card]) -> list[Card]:
+    """What a view shows of cards: roles are not public."""
+    if view != "public":
+        return cards
     return [replace(card, role="") if card.role else card for card in cards]
 
 

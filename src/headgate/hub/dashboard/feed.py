@@ -19,8 +19,8 @@ from headgate.hub.agents.authentication import Authentication
 from headgate.hub.agents.operators import Holder, Operators
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.dashboard.accounts import AccountReader
-from headgate.hub.dashboard.cards import sees_accounts
-from headgate.hub.dashboard.updates import SentState, View
+from headgate.hub.dashboard.cards import sees_accounts, view_of
+from headgate.hub.dashboard.updates import SentState
 from headgate.hub.errors import RequestError, as_request_error
 from headgate.hub.settings import HubSettings
 from headgate.hub.sockets.frames import MALFORMED, Problem, Token, encode, explain
@@ -212,7 +212,7 @@ class DashboardFeed:
         async with self._updating:
             if not self._running:
                 await self._state.next_update()
-            frames = await self._state.snapshot(_view(holder), admin=holder.admin, name=holder.name)
+            frames = await self._state.snapshot(view_of(holder.role), admin=holder.admin, name=holder.name)
             if socket not in self._identified:  # another has taken its place meanwhile
                 return
             socket.hold()  # updates are queued until the snapshot is sent
@@ -249,22 +249,18 @@ class DashboardFeed:
         async with self._updating:
             try:
                 update = await self._state.next_update()
-                views = {_view(holder) for holder in self._identified.values()}
+                views = {view_of(holder.role) for holder in self._identified.values()}
                 frames = {view: self._state.frames(update, view) for view in views}
             except Exception:  # noqa: BLE001 - the next one may succeed
                 _log.exception("the dashboard's update failed")
                 return
             for socket in list(self._viewers):
-                sent = frames[_view(self._identified[socket])]
+                sent = frames[view_of(self._identified[socket].role)]
                 if not all([socket.push(frame) for frame in sent]):
                     self._drop(socket, "it reads too slowly")
 
     def _accounts_wanted(self) -> bool:
         return any(sees_accounts(self._identified[socket].role) for socket in self._viewers)
-
-
-def _view(holder: Holder) -> View:
-    return "public" if holder is _PUBLIC else "accounts" if sees_accounts(holder.role) else "role"
 
 
 async def _refuse(socket: Socket, error: str, detail: str, code: int = POLICY_VIOLATION) -> None:

@@ -5,8 +5,7 @@ requests, whose buckets refill, that have violations, or that a change of limits
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import asdict, replace
@@ -18,12 +17,12 @@ from headgate.hub.dashboard.cards import (
     AgentCard,
     Cards,
     Summary,
-    public_alerts,
-    public_cards,
-    public_summary,
+    View,
+    alerts_in,
+    cards_in,
     spark,
+    summary_in,
     timeline,
-    without_accounts,
 )
 from headgate.hub.monitoring.account_alerts import AccountAlert, AccountAlerts
 from headgate.hub.monitoring.alerts import Alert, Alerts
@@ -35,9 +34,6 @@ MAX_CARDS: Final = 2000
 _FRAME_CARDS: Final = 500  # in one frame; further ones follow in frames of their own
 _BATCH: Final = 50  # cards that are compared or encoded before other tasks have their turn
 _ROTATED: Final = 50  # cards made again in each update without a known reason: another hub may have counted something
-
-View: TypeAlias = Literal["accounts", "role", "public"]
-"""What a dashboard gets: everything with "accounts", all but those for another "role", or what is "public"."""
 
 
 class LiveCard(AgentCard):
@@ -212,12 +208,8 @@ class SentState:
         """The frames of a snapshot: it, and updates with the cards that don't fit into it."""
         summary = self._sent_summary
         assert summary is not None
-        accounts, public = view == "accounts", view == "public"
-        if not accounts:
-            summary = without_accounts(summary)
-        live = await self._live_cards()
-        if public:
-            live = public_cards(live)
+        accounts = view == "accounts"
+        live = cards_in(view, await self._live_cards())
         snapshot = Snapshot(
             admin=admin,
             name=name,
@@ -225,11 +217,11 @@ class SentState:
             slot_seconds=SLOT,
             agent_slots=AGENT_SLOTS,
             fleet_slots=FLEET_SLOTS,
-            summary=public_summary(summary) if public else summary,
+            summary=summary_in(view, summary),
             agents=live[:_FRAME_CARDS],
             more=self._sent_more,
             timeline=timeline(self._stats, self._slot - FLEET_SLOTS + 1),
-            alerts=public_alerts(self._sent_alerts) if public else self._sent_alerts,
+            alerts=alerts_in(view, self._sent_alerts),
             account_alerts=self._sent_account_alerts if accounts else [],
             accounts=list(self._sent_accounts.values()) if accounts else [],
             more_accounts=self._sent_more_accounts if accounts else 0,
@@ -250,7 +242,8 @@ class SentState:
 
     def frames(self, update: Update, view: View) -> list[str]:
         """What a dashboard gets of an update, in as many frames as its cards need."""
-        update = _REDUCED[view](update)
+        if view != "accounts":
+            update = _without_accounts(update, view)
         first = replace(update, agents=update.agents[:_FRAME_CARDS])
         return [encode(first), *self._encode_cards(update.agents[_FRAME_CARDS:])]
 
@@ -266,11 +259,13 @@ def _unsettled(card: AgentCard) -> bool:
     return bool(counts or card.blocked or (card.usage and card.usage.used))
 
 
-def _without_accounts(update: Update) -> Update:
-    """An update for everybody who is no admin."""
+def _without_accounts(update: Update, view: View) -> Update:
+    """What a view of somebody who is no admin gets of an update."""
     return replace(
         update,
-        summary=UNSET if update.summary is UNSET else without_accounts(update.summary),
+        summary=UNSET if update.summary is UNSET else summary_in(view, update.summary),
+        alerts=UNSET if update.alerts is UNSET else alerts_in(view, update.alerts),
+        agents=_public_changes(update.agents) if view == "public" else update.agents,
         account_alerts=UNSET,
         accounts=[],
         accounts_gone=[],
@@ -279,23 +274,10 @@ def _without_accounts(update: Update) -> Update:
     )
 
 
-def _public_update(given: Update) -> Update:
-    """An update without what a dashboard without a token may not see."""
-    update = _without_accounts(given)
-    return replace(
-        update,
-        summary=UNSET if update.summary is UNSET else public_summary(update.summary),
-        alerts=UNSET if update.alerts is UNSET else public_alerts(update.alerts),
-        agents=[
-            {**card, "role": ""} if card.get("role") else card
-            for card in update.agents
-            if isinstance(card, dict) and card.keys() != {"agent_id", "role"}
-        ],
-    )
-
-
-_REDUCED: Final[Mapping[View, Callable[[Update], Update]]] = {
-    "accounts": lambda update: update,
-    "role": _without_accounts,
-    "public": _public_update,
-}
+def _public_changes(cards: list[dict[str, Any]] | list[LiveCard]) -> list[dict[str, Any]]:
+    """Changes of cards, without the roles."""
+    return [
+        {**card, "role": ""} if card.get("role") else card
+        for card in cards
+        if isinstance(card, dict) and card.keys() != {"agent_id", "role"}
+    ]
