@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headgate import Policy
 from headgate.hub.errors import RequestError
-from headgate.hub.json_depth import MAX_DEPTH, TOO_DEEP, check_depth
+from headgate.hub.json_bounds import MAX_DEPTH, TOO_DEEP, check_depth
 from tests.support.agent_connections import overfill, slow_reader
 from tests.support.hub import ADMIN, running
 from tests.support.valkey import wait_for

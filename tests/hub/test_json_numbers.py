@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.hub.errors import RequestError
-from headgate.hub.json_numbers import MAX_DIGITS, TOO_LARGE, check_numbers
+from headgate.hub.json_bounds import MAX_DIGITS, TOO_LARGE, check_numbers
 from tests.support.hub import running
 
 

@@ -24,7 +24,7 @@ from headgate.hub.api.allowed_hosts import AllowedHosts
 from headgate.hub.api.responses import ApiResponse, Headers, RequestDenied, error_response
 from headgate.hub.api.routing import Call, Route, Router, Who
 from headgate.hub.errors import RequestError
-from headgate.hub.json_depth import check_depth
+from headgate.hub.json_bounds import check_depth
 from headgate.hub.monitoring.stats import Stats
 from headgate.hub.settings import HubSettings
 from headgate.hub.sockets.frames import MALFORMED, explain

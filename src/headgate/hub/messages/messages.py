@@ -16,7 +16,7 @@ from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import Registry
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.errors import RequestError
-from headgate.hub.json_numbers import check_numbers
+from headgate.hub.json_bounds import check_numbers
 from headgate.hub.settings import HubSettings
 from headgate.hub.sockets.frames import (
     ChannelInfo,

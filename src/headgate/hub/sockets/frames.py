@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from headgate.gate.policy import MAX_AGENT
 from headgate.hub.errors import RequestError
-from headgate.hub.json_depth import TOO_DEEP, check_depth
+from headgate.hub.json_bounds import TOO_DEEP, check_depth
 from headgate.limits.numbers import LARGEST
 
 MAX_NAMES: Final = 1000

@@ -42,7 +42,7 @@ from headgate.errors import StoreError
 from headgate.gate import Gate
 from headgate.hub.background import BackgroundTasks
 from headgate.hub.errors import RequestError
-from headgate.hub.json_numbers import check_numbers
+from headgate.hub.json_bounds import check_numbers
 from headgate.hub.storage.database import Database, DatabaseError
 from headgate.hub.tasks.queue import OpenTask, Priority, PriorityQueue, Worker
 from headgate.hub.tasks.task import HELD, STATES, State, Task, TaskSummary, TaskTable
