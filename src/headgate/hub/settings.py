@@ -59,8 +59,12 @@ def _choice(*choices: str) -> SettingParser:
     return f"one of {', '.join(choices)}", parse
 
 
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
 def _networks(text: str) -> tuple[str, ...]:
-    return tuple(str(ip_network(part.strip())) for part in text.split(",") if part.strip())
+    return tuple(str(ip_network(part)) for part in _parts(text))
 
 
 def _boolean(text: str) -> bool:
@@ -75,7 +79,7 @@ def _url(text: str) -> str:
 
 
 def _urls(text: str) -> tuple[str, ...]:
-    urls = [_url(part.strip()) for part in text.split(",") if part.strip()]
+    urls = [_url(part) for part in _parts(text)]
     if any(" " in url or not url.isprintable() for url in urls):  # a comma is missing
         raise ValueError
     return tuple(dict.fromkeys(urls))
@@ -89,7 +93,7 @@ def usable_token(text: str) -> str:
 
 
 def _hosts(text: str) -> tuple[str, ...]:
-    hosts = [part.strip().lower() for part in text.split(",") if part.strip()]
+    hosts = _parts(text.lower())
     if any(re.fullmatch(r"\*|(\*\.)?[\w-]+(\.[\w-]+)*", host, re.ASCII) is None for host in hosts):
         raise ValueError
     return tuple(dict.fromkeys(hosts))
@@ -224,7 +228,9 @@ class HubSettings:
     ) -> "HubSettings":
         """The same, from the content of a configuration file. `source` is the file's name in errors."""
         variables = os.environ if environment is None else environment
-        table = _table(source, content)
+        table = content.get("hub", {})  # the policy checks the rest
+        if not isinstance(table, dict):
+            raise PolicyError(source, [f"hub: expected a table, got {table!r}"])
         mistakes: list[str] = []
         values: dict[str, Any] = {}
         for one in fields(cls):
@@ -287,11 +293,3 @@ def _read(
         values[name] = parse(text)
     except (ValueError, KeyError):
         mistakes.append(f"{place}: expected {expected}" + (f", got {shown}" if about["shown"] else ""))
-
-
-def _table(source: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The table `[hub]` of a configuration file; the policy checks the rest."""
-    found = content.get("hub", {})
-    if not isinstance(found, dict):
-        raise PolicyError(source, [f"hub: expected a table, got {found!r}"])
-    return found
