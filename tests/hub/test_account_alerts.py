@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from headgate import MemoryStore, Policy
 from headgate.events import AccountAlerted
 from headgate.hub.monitoring import account_alerts as module
+from headgate.hub.monitoring.alert_base import encoded
+from headgate.stores.redis.alerts import RedisAlerts
 from tests.support.account_alerts import PAYS, RAISED, RESOLVED, compared, settled, shown, spend
 from tests.support.alerts import settled as agents_settled
 from tests.support.hub import ADMIN, VIEWER, running
@@ -302,3 +305,38 @@ def test_f1_raised_while_the_server_is_away_it_is_shared_when_it_is_back(
         compared(one, other)
         assert list(fleet.open.values()) == shown(other) == [fleet.receiver.heard[0].json()["alert"]]
         assert events(fleet.receiver) == [(RAISED, "acme/search", 0.8)]
+
+
+def test_f1_alerts_that_another_hub_has_resolved_are_not_resolved_one_by_one(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At midnight all hubs resolve the alerts of all daily budgets: who comes too late sees that at the first."""
+    monkeypatch.setattr("headgate.hub.monitoring.alert_base._INTERVAL", 3600.0)
+    teams = ("acme/a", "acme/b", "acme/c")
+    policy = Policy(
+        accounts={"at": {team: {"usd": "10/calendar day"} for team in teams}},
+        agents={team[-1]: {"account": team} for team in teams},
+    )
+    ended: list[str] = []
+    real = RedisAlerts.end
+
+    async def noted(self: RedisAlerts, *words: str) -> Any:
+        ended.append(words[0])
+        return await real(self, *words)
+
+    with fleet.hub(policy=policy) as one:
+        for team in teams:
+            spend(one, "9", team[-1])
+        settled(one)
+        shared = one.hub.account_alerts._store._shared
+        assert shared is not None
+        for name, entry in one.hub.account_alerts._open.items():
+            over = encoded(replace(entry.alert, resolved_at=1.0))
+            assert one.run(shared.end(name, entry.alert.alert_id, entry.text, over)) == ("done", "")
+        monkeypatch.setattr(RedisAlerts, "end", noted)
+        fleet.clock.advance(86400)
+        wait_for(lambda: not one.hub.account_alerts.open, "the end of them")
+        settled(one)
+        assert len(ended) == 1
+        assert one.hub.account_alerts.resolved == 0
+        assert [what for what, *_ in events(fleet.receiver)] == [RAISED] * 3

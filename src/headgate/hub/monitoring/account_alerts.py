@@ -219,6 +219,8 @@ class AccountAlerts(BaseAlerts[AccountAlert, _OpenAlert], Timed):
     async def _check_all(self) -> None:
         by_account: dict[str, list[str]] = {}
         for key, entry in list(self._open.items()):
+            if self._open.get(key) is not entry:
+                continue  # another hub was first, as a comparison has shown since
             if self._is_over(entry.alert):
                 await self._resolve(entry)
             else:
