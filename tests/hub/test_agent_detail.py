@@ -31,6 +31,12 @@ def actions(found: dict[str, Any]) -> list[tuple[Any, ...]]:
     return [tuple(one.values()) for one in found["denied_actions"]]
 
 
+def summary(http: httpx.Client) -> dict[str, Any]:
+    """The summary on the dashboard."""
+    found: dict[str, Any] = http.get("/api/dashboard/state").json()["summary"]
+    return found
+
+
 # One agent ------------------------------------------------------------------------------------------------------------
 
 
@@ -134,11 +140,6 @@ def test_an_agent_that_is_not_registered_is_shown_if_there_is_anything_to_show()
 
 def test_a_block_is_shown_until_it_ends() -> None:
     with running(FEW) as hub, hub.agent("planner") as planner, hub.http(VIEWER) as viewer:
-
-        def summary() -> dict[str, Any]:
-            found: dict[str, Any] = viewer.get("/api/dashboard/state").json()["summary"]
-            return found
-
         assert planner.ask("status")["type"] == "status"
         until = hub.clock.wall() + 3600
         hub.call(partial(hub.hub.gate.block, "planner", until=until, reason="it loops"))
@@ -153,29 +154,24 @@ def test_a_block_is_shown_until_it_ends() -> None:
         assert {(one["limit"], one["used"], one["capacity"]) for one in found["buckets"]} == {("blocked", 1.0, 0)}
         cards = {card["agent_id"]: card for card in viewer.get("/api/dashboard/state").json()["agents"]}
         assert [(name, card["blocked"]) for name, card in cards.items()] == [("planner", True), ("unknown", True)]
-        assert (summary()["blocked"], summary()["limited"]) == (2, 1)
+        assert (summary(viewer)["blocked"], summary(viewer)["limited"]) == (2, 1)
         found = detail(hub, "unknown")
         assert (found["blocked"], found["blocked_until"], found["registered"]) == (True, None, False)
         hub.clock.advance(3600)
         found = detail(hub)
         assert (found["blocked"], found["blocked_until"], found["blocked_reason"]) == (False, None, "")
-        assert summary()["blocked"] == 1
+        assert summary(viewer)["blocked"] == 1
         hub.call(hub.hub.gate.unblock, "unknown")
-        assert (summary()["blocked"], summary()["agents"]) == (0, 1)
+        assert (summary(viewer)["blocked"], summary(viewer)["agents"]) == (0, 1)
 
 
 def test_the_summary_names_what_a_stored_change_overrules() -> None:
     with running(FEW) as hub, hub.http(ADMIN) as admin:
-
-        def overruled() -> list[str]:
-            found: list[str] = admin.get("/api/dashboard/state").json()["summary"]["overruled"]
-            return found
-
-        assert overruled() == []
+        assert summary(admin)["overruled"] == []
         admin.put("/api/admin/rate-limits/defaults", json={"ws": {"heavy": "3/minute"}})
-        assert overruled() == ["limits.ws.heavy"]
+        assert summary(admin)["overruled"] == ["limits.ws.heavy"]
         hub.call(hub.hub.gate.remove_default)
-        assert overruled() == []
+        assert summary(admin)["overruled"] == []
 
 
 def test_b8_an_alert_of_a_blocked_agent_stays_open_while_it_is_denied() -> None:
@@ -210,35 +206,30 @@ def test_b7_the_most_pressing_agents_come_first() -> None:
         check("second", 2 + 3)
         check("third", 2 + 4)
         assert order() == ["third", "second", "first", "quiet"]
-        summary = viewer.get("/api/dashboard/state").json()["summary"]
-        assert (summary["limited"], summary["agents"], summary["denied_per_second"]) == (2, 4, 1.4)
+        found = summary(viewer)
+        assert (found["limited"], found["agents"], found["denied_per_second"]) == (2, 4, 1.4)
         hub.run(hub.hub.gate.areset_violations("third"))
         assert order() == ["second", "third", "first", "quiet"], "not rate limited any more, but still denied most"
         with hub.http(ADMIN) as admin:
             admin.post("/api/admin/rate-limits/whitelist", json={"agent_id": "second"})
-        assert viewer.get("/api/dashboard/state").json()["summary"]["limited"] == 0
+        assert summary(viewer)["limited"] == 0
 
 
 def test_b7_the_summary_counts_the_tasks() -> None:
     with running() as hub, hub.agent_and_http("planner") as (planner, http), hub.http(VIEWER) as viewer:
-
-        def counted() -> dict[str, int]:
-            found: dict[str, int] = viewer.get("/api/dashboard/state").json()["summary"]["tasks"]
-            return found
-
-        assert counted() == {"waiting": 0, "held": 0, "done": 0, "failed": 0}
+        assert summary(viewer)["tasks"] == {"waiting": 0, "held": 0, "done": 0, "failed": 0}
         for _ in range(4):
             http.post("/api/tasks", json={"payload": 1})
         first = planner.hear()["task_id"]
-        assert counted() == {"waiting": 3, "held": 1, "done": 0, "failed": 0}
+        assert summary(viewer)["tasks"] == {"waiting": 3, "held": 1, "done": 0, "failed": 0}
         planner.ask("task_accepted", task_id=first)
-        assert counted() == {"waiting": 3, "held": 1, "done": 0, "failed": 0}
+        assert summary(viewer)["tasks"] == {"waiting": 3, "held": 1, "done": 0, "failed": 0}
         planner.say("task_complete", task_id=first)
         second = next(
             frame["task_id"] for frame in (planner.hear(), planner.hear()) if frame["type"] == "task_assigned"
         )
         planner.say("task_failed", task_id=second, error="too hard")
-        wait_for(lambda: counted() == {"waiting": 1, "held": 1, "done": 1, "failed": 1}, "the failure")
+        wait_for(lambda: summary(viewer)["tasks"] == {"waiting": 1, "held": 1, "done": 1, "failed": 1}, "the failure")
 
 
 # Alerts ---------------------------------------------------------------------------------------------------------------
@@ -285,7 +276,7 @@ def test_b8_all_open_alerts_can_be_reached() -> None:
         assert told("?limit=1000") == (newest, MAX_ALERTS)
         assert told() == (newest[:100], MAX_ALERTS)
         assert told("?limit=3&open=true") == (newest[:3], MAX_ALERTS)
-        assert viewer.get("/api/dashboard/state").json()["summary"]["open_alerts"] == MAX_ALERTS
+        assert summary(viewer)["open_alerts"] == MAX_ALERTS
         assert len(hub.hub.alerts._totals) == MAX_ALERTS, "nothing is kept of those that were not opened"
         advance(hub, 60)
         assert told("?open=true") == ([], 0)
@@ -327,12 +318,12 @@ def test_b2_b3_denials_by_address_are_shown_worst_first_and_forgotten_after_an_h
         assert addresses(viewer) == worst
         found = viewer.get("/api/admin/addresses").json()["addresses"][0]
         assert before <= found["last_at"] <= time.time()
-        summary = viewer.get("/api/dashboard/state").json()["summary"]
-        assert [(one["address"], one["purpose"], one["denials"]) for one in summary["denied_addresses"]] == worst[:3]
-        assert (summary["address_denials"], summary["violations_last_hour"]) == (16, 0)
+        told = summary(viewer)
+        assert [(one["address"], one["purpose"], one["denials"]) for one in told["denied_addresses"]] == worst[:3]
+        assert (told["address_denials"], told["violations_last_hour"]) == (16, 0)
         hub.clock.advance(3600)
         assert addresses(viewer) == []
-        assert viewer.get("/api/dashboard/state").json()["summary"]["address_denials"] == 0
+        assert summary(viewer)["address_denials"] == 0
 
 
 def test_b2_the_addresses_that_are_remembered_are_bounded() -> None:
