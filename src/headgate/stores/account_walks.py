@@ -15,7 +15,7 @@ from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.slots import Slots
 from headgate.limits.token_bucket import TokenBucket
 from headgate.stores.base import Ask, Verb
-from headgate.stores.harness import MICROSECOND, AccountHarness, Case, MakeStore, expect
+from headgate.stores.harness import MICROSECOND, AccountHarness, MakeStore, cases_of, expect
 from headgate.stores.hold_walks import HoldVerb, expect_no_more, unsettled
 from headgate.stores.holds import HoldAnswer, HoldTerms
 from headgate.stores.reference import LOW
@@ -217,4 +217,4 @@ def random_accounts_equal_the_reference(make: MakeStore) -> None:
             walk.step(number)
 
 
-ACCOUNT_WALKS: Final[tuple[Case, ...]] = (random_accounts_equal_the_reference,)
+ACCOUNT_WALKS: Final = cases_of(globals())

@@ -34,6 +34,7 @@ from headgate.stores.harness import Case as Case
 from headgate.stores.harness import MakeStore as MakeStore
 from headgate.stores.harness import NotConforming as NotConforming
 from headgate.stores.harness import StoreHarness as StoreHarness
+from headgate.stores.harness import cases_of
 from headgate.stores.harness import expect as expect
 from headgate.stores.holds import AccountStore, HoldStore
 from headgate.stores.reference import LOW, Model, ReferenceKey, random_models, random_steps
@@ -330,32 +331,7 @@ def compare_with_reference(make: MakeStore, models: Sequence[Model], steps: Sequ
         expect(what, harness.apply(verb, reference.limit, cost=cost), expected)
 
 
-CASES: Final[tuple[Case, ...]] = (
-    a_new_key_is_full,
-    a_burst_of_capacity_passes_and_no_more,
-    a_denial_spends_nothing,
-    a_cost_above_the_capacity_never_passes,
-    a_denial_holds_until_its_wait_is_over,
-    polling_loses_no_refill,
-    a_step_back_neither_gives_nor_takes,
-    refund_stops_at_the_capacity,
-    charge_may_leave_a_debt,
-    forgetting_fills_up,
-    keys_names_and_limits_are_apart,
-    several_limits_pass_together_or_not_at_all,
-    several_keys_pass_together_or_not_at_all,
-    unlimited_and_blocked_count_nothing,
-    warnings_begin_below_a_fifth,
-    a_request_id_is_counted_once,
-    a_denied_request_id_is_decided_again,
-    threads_are_counted_exactly,
-    a_denial_is_recorded_in_the_same_step,
-    an_enforced_backoff_denies_an_early_return,
-    so_many_violations_within_a_span_raise_one_alert,
-    clearing_forgets_every_key_of_a_name_and_rule,
-    the_async_twins_do_the_same,
-    random_traces_equal_the_reference,
-)
+CASES: Final = cases_of(globals())
 
 
 def run(make: MakeStore) -> None:

@@ -20,7 +20,7 @@ from headgate.limits.slots import Slots
 from headgate.limits.token_bucket import TokenBucket, per_day, per_second
 from headgate.stores.account_walks import ACCOUNT_WALKS
 from headgate.stores.base import Ask, Verb
-from headgate.stores.harness import MICROSECOND, SECOND, AccountHarness, Case, MakeStore, expect
+from headgate.stores.harness import MICROSECOND, SECOND, AccountHarness, MakeStore, cases_of, expect
 from headgate.stores.holds import HoldTerms, ListedHold, UsageRow
 from headgate.stores.reference import LOW
 
@@ -629,33 +629,4 @@ def the_async_twins_read_the_same(make: MakeStore) -> None:
     asyncio.run(read())
 
 
-ACCOUNT_CASES: Final[tuple[Case, ...]] = (
-    a_hold_takes_its_cost_on_every_level,
-    a_denial_on_one_level_changes_nothing_on_any,
-    a_denied_extension_changes_nothing_on_any_level,
-    an_extension_asks_only_for_what_it_adds,
-    the_longest_wait_binds,
-    roots_are_apart,
-    neighbours_share_the_levels_above_them,
-    a_check_counts_with_the_holds_of_its_key,
-    a_cost_of_0_is_denied_only_while_nothing_is_left,
-    a_forced_hold_is_granted_whatever_is_left,
-    a_forced_hold_is_extended_whatever_is_left,
-    a_hold_that_cannot_be_counted_is_refused,
-    a_forced_hold_takes_more_slots_than_there_are,
-    a_debt_of_forced_holds_is_kept,
-    open_holds_of_a_root_are_bounded,
-    a_hold_keeps_its_note_and_shape,
-    a_hold_is_read_without_its_asks,
-    every_verb_on_accounts_can_be_repeated,
-    an_expired_hold_on_accounts_can_be_settled_late,
-    budgets_of_levels_keep_what_is_used_when_amounts_change,
-    each_part_has_its_decision,
-    each_part_is_peeked_at,
-    usage_counts_on_the_day_of_the_hold,
-    days_begin_at_midnight_in_their_zone,
-    usage_is_read_by_root_and_span,
-    usage_is_kept_for_13_months,
-    the_async_twins_read_the_same,
-    *ACCOUNT_WALKS,
-)
+ACCOUNT_CASES: Final = (*cases_of(globals()), *ACCOUNT_WALKS)

@@ -11,7 +11,7 @@ from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.slots import Slots
 from headgate.limits.token_bucket import TokenBucket, per_day, per_minute, per_second
 from headgate.stores.base import Ask, Verb
-from headgate.stores.harness import MICROSECOND, SECOND, Case, HoldHarness, MakeStore, NotConforming, expect
+from headgate.stores.harness import MICROSECOND, SECOND, HoldHarness, MakeStore, NotConforming, cases_of, expect
 from headgate.stores.hold_walks import WALKS, unsettled
 from headgate.stores.holds import HoldTerms, ListedHold
 from headgate.stores.reference import LOW
@@ -440,38 +440,4 @@ def forgetting_a_key_forgets_its_holds(make: MakeStore) -> None:
     expect("still held", harness.hold(1, "other").state, "denied")
 
 
-HOLD_CASES: Final[tuple[Case, ...]] = (
-    a_refilled_bucket_gives_nothing_back,
-    a_bucket_gives_back_what_it_would_have_had,
-    a_coarse_tick_gives_nothing_back_early,
-    a_window_whose_last_hold_is_cancelled_is_empty,
-    a_hold_that_is_cancelled_is_nothing,
-    a_hold_that_is_settled_is_a_charge,
-    a_hold_is_settled_with_what_it_has_taken,
-    a_denied_hold_changes_nothing,
-    a_denied_extension_changes_nothing,
-    an_extension_takes_what_it_adds,
-    a_denied_extension_says_when_it_passes,
-    budgets_keep_what_is_used_when_the_amount_changes,
-    a_settle_belongs_to_the_period_of_its_hold,
-    an_extension_belongs_to_its_own_period,
-    a_slot_is_free_exactly_when_its_lease_ends,
-    an_ended_lease_never_counts,
-    a_slot_is_free_when_its_hold_is_settled,
-    a_check_without_a_free_slot_is_denied_and_takes_none,
-    slots_and_costs_are_taken_together_or_not_at_all,
-    a_longer_lease_keeps_the_slot,
-    fewer_slots_wait_for_all_that_are_too_many,
-    costs_stay_or_come_back_when_the_lease_ends,
-    an_expired_hold_can_be_settled_late,
-    every_verb_can_be_repeated,
-    other_costs_are_refused,
-    a_hold_that_has_ended_is_not_extended,
-    unknown_holds_are_refused,
-    an_id_can_be_used_again_when_its_hold_is_forgotten,
-    open_holds_are_listed_first,
-    asks_to_hold_name_each_key_once,
-    a_lease_that_is_extended_takes_a_slot_that_was_forgotten,
-    forgetting_a_key_forgets_its_holds,
-    *WALKS,
-)
+HOLD_CASES: Final = (*cases_of(globals()), *WALKS)

@@ -1,7 +1,8 @@
 """What the cases of the conformance suite are made of."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from inspect import isfunction, signature
 from typing import Any, Final, TypeAlias
 
 from headgate.errors import HoldError
@@ -20,6 +21,12 @@ MICROSECOND: Final = Fraction(1, SECOND)
 
 MakeStore: TypeAlias = Callable[[ManualClock], Store]
 Case: TypeAlias = Callable[[MakeStore], None]
+
+
+def cases_of(module: Mapping[str, object]) -> tuple[Case, ...]:
+    """The cases that a module has defined so far, in their order: its functions that take a `make` alone."""
+    functions = [one for one in module.values() if isfunction(one) and one.__module__ == module["__name__"]]
+    return tuple([one for one in functions if [*signature(one).parameters] == ["make"]])
 
 
 class NotConforming(AssertionError):

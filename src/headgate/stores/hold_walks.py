@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from headgate.errors import HoldError
 from headgate.limits.decision import Decision
 from headgate.stores.base import Ask, Verb
-from headgate.stores.harness import MICROSECOND, Case, HoldHarness, MakeStore, NotConforming, expect
+from headgate.stores.harness import MICROSECOND, HoldHarness, MakeStore, NotConforming, cases_of, expect
 from headgate.stores.holds import EXPIRED, OPEN, HoldAnswer, HoldTerms, ListedHold
 from headgate.stores.reference import LOW, BucketModel, BudgetModel, Model, SlotsModel, WindowModel, joined
 from headgate.stores.reference_holds import HoldReference
@@ -234,9 +234,4 @@ def the_async_twins_hold_the_same(make: MakeStore) -> None:
         compare_async_holds(make, asked, random_hold_steps(chance, asked, 30))
 
 
-WALKS: Final[tuple[Case, ...]] = (
-    random_holds_equal_the_reference,
-    overlapping_holds_equal_the_reference,
-    many_holds_get_back_no_more_than_is_due,
-    the_async_twins_hold_the_same,
-)
+WALKS: Final = cases_of(globals())
