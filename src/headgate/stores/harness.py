@@ -49,6 +49,21 @@ class StoreHarness:
     def passed(self, limit: Limit, times: int, key: str = "key", cost: int = 1) -> int:
         return sum(bool(self.check(limit, key, cost)) for _ in range(times))
 
+    def seen(self) -> tuple[object, ...]:
+        """All that can be seen of what a case uses."""
+        raise NotImplementedError
+
+    def refused(self, what: str, call: Callable[[], object], error: type[HoldError] = HoldError) -> None:
+        """Expect that a call is refused, and has changed nothing."""
+        before = self.seen()
+        try:
+            got = call()
+        except HoldError as raised:
+            expect(what, type(raised), error)
+        else:
+            raise NotConforming(f"{what}: expected {error.__name__}, got {got!r}")
+        expect(f"after {what} was refused", self.seen(), before)
+
 
 class HoldHarness(StoreHarness):
     """A store that can hold, and shortcuts for a single ask."""
@@ -85,17 +100,8 @@ class HoldHarness(StoreHarness):
     def left(self) -> int:
         return self.apply(Verb.PEEK, self.limit).remaining
 
-    def refused(self, what: str, call: Callable[[], object], error: type[HoldError] = HoldError) -> None:
-        """Expect that a call is refused, and has changed nothing."""
-        before = [self.apply(Verb.PEEK, self.limit), self.holds.list_holds("", "key", 100)]
-        try:
-            got = call()
-        except HoldError as raised:
-            expect(what, type(raised), error)
-        else:
-            raise NotConforming(f"{what}: expected {error.__name__}, got {got!r}")
-        after = [self.apply(Verb.PEEK, self.limit), self.holds.list_holds("", "key", 100)]
-        expect(f"after {what} was refused", after, before)
+    def seen(self) -> tuple[object, ...]:
+        return self.apply(Verb.PEEK, self.limit), self.holds.list_holds("", "key", 100)
 
 
 class AccountHarness(StoreHarness):
@@ -164,19 +170,7 @@ class AccountHarness(StoreHarness):
         return sorted(row for row in self.accounts.read_usage("usage", first, last, root) if row.amount)
 
     def seen(self) -> tuple[object, ...]:
-        """All that can be seen of the limits and of the root."""
         return self.peeks(), self.usage(), sorted(self.accounts.list_holds("accounts", self.root, 1000))
-
-    def refused(self, what: str, call: Callable[[], object], error: type[HoldError] = HoldError) -> None:
-        """Expect that a call is refused, and has changed nothing."""
-        before = self.seen()
-        try:
-            got = call()
-        except HoldError as raised:
-            expect(what, type(raised), error)
-        else:
-            raise NotConforming(f"{what}: expected {error.__name__}, got {got!r}")
-        expect(f"after {what} was refused", self.seen(), before)
 
 
 def expect(what: str, got: object, expected: object) -> None:

@@ -12,11 +12,13 @@ from headgate.errors import HoldError
 from headgate.limits.decision import Decision
 from headgate.stores.base import Ask, Verb
 from headgate.stores.harness import MICROSECOND, HoldHarness, MakeStore, NotConforming, cases_of, expect
-from headgate.stores.holds import EXPIRED, OPEN, HoldAnswer, HoldTerms, ListedHold
+from headgate.stores.holds import EXPIRED, OPEN, HoldAnswer, HoldStore, HoldTerms, ListedHold
 from headgate.stores.reference import LOW, BucketModel, BudgetModel, Model, SlotsModel, WindowModel, joined
 from headgate.stores.reference_holds import HoldReference
 
 Answer: TypeAlias = HoldAnswer | Decision | type[Exception]
+Call: TypeAlias = tuple[str, list[Any], dict[str, bool]]
+"""A method of a store, and the arguments."""
 
 
 class HoldVerb(Enum):
@@ -45,20 +47,24 @@ class HoldStep(NamedTuple):
     lease: int | None
     """The lease to extend to."""
 
-    def call(self, asks: Callable[[Sequence[int]], list[Ask]]) -> tuple[str, list[Any], dict[str, bool]]:
-        """The method of a store that it calls, and the arguments."""
-        hold_id, some = self.terms.hold_id, asks([max(cost, 1) for cost in self.costs])
-        if self.verb is HoldVerb.HOLD:
-            return "hold", [asks(self.costs), LOW, self.terms], {}
-        if self.verb is HoldVerb.SETTLE:
-            return "settle", [some, LOW, hold_id, self.actual], {}
-        if self.verb is HoldVerb.CANCEL:
-            return "settle", [some, LOW, hold_id, [0] * len(some)], {"cancel": True}
-        if self.verb is HoldVerb.EXTEND:
-            return "extend", [some, LOW, hold_id, self.actual, self.lease], {}
-        if self.verb is HoldVerb.FIND:
-            return "find_hold", [some, LOW, hold_id], {}
-        return "apply", [Verb(self.verb.value), some, LOW], {}
+    def call(self, asks: Callable[[Sequence[int]], list[Ask]]) -> Call:
+        costs = self.costs if self.verb is HoldVerb.HOLD else [max(cost, 1) for cost in self.costs]
+        return call_of(self.verb, asks(costs), self.terms, self.actual, self.lease)
+
+
+def call_of(verb: HoldVerb, asks: list[Ask], terms: HoldTerms, actual: Sequence[int] | None, lease: int | None) -> Call:
+    """The call of a store that a verb means."""
+    if verb is HoldVerb.HOLD:
+        return "hold", [asks, LOW, terms], {}
+    if verb is HoldVerb.SETTLE:
+        return "settle", [asks, LOW, terms.hold_id, actual], {}
+    if verb is HoldVerb.CANCEL:
+        return "settle", [asks, LOW, terms.hold_id, [0] * len(asks)], {"cancel": True}
+    if verb is HoldVerb.EXTEND:
+        return "extend", [asks, LOW, terms.hold_id, actual, lease], {}
+    if verb is HoldVerb.FIND:
+        return "find_hold", [asks, LOW, terms.hold_id], {}
+    return "apply", [Verb(verb.value), asks, LOW], {}
 
 
 def random_asked(chance: random.Random) -> list[list[Model]]:
@@ -134,10 +140,7 @@ def compare_holds(make: MakeStore, asked: Sequence[Sequence[Model]], steps: Sequ
     for number, step in enumerate(steps):
         harness.clock.advance(step.span * MICROSECOND)
         what = f"step {number} {step} on {[str(ask.limit) for ask in asks(step.costs)]}"
-        method, arguments, options = step.call(asks)
-        got = _answer(lambda: getattr(harness.holds, method)(*arguments, **options))  # noqa: B023
-        reference.granted = None if reference.exact or isinstance(got, type) else bool(_decision(got))
-        expected = _answer(lambda: getattr(reference, method)(*arguments, **options))  # noqa: B023
+        got, expected = answers_of(harness.holds, reference, step.call(asks))
         if reference.exact:
             expect(what, got, _with_parts_of(expected, got))
             listed, known = harness.holds.list_holds("name-0", "key", 100), reference.list_holds("name-0", "key")
@@ -156,11 +159,20 @@ def unsettled(listed: Sequence[ListedHold]) -> list[ListedHold]:
     return [one for one in listed if one.state in (OPEN, EXPIRED)]
 
 
-def _answer(call: Callable[[], HoldAnswer | Decision]) -> Answer:
+def answers_of(store: HoldStore, reference: HoldReference, call: Call) -> tuple[Answer, Answer]:
+    """What a store and the reference answer. One that isn't exact any more grants what the store has granted."""
+    got = _answer(store, call)
+    reference.granted = None if reference.exact or isinstance(got, type) else bool(_decision(got))
+    return got, _answer(reference, call)
+
+
+def _answer(store: HoldStore | HoldReference, call: Call) -> Answer:
+    method, arguments, options = call
     try:
-        return call()
+        answer: HoldAnswer | Decision = getattr(store, method)(*arguments, **options)
     except HoldError as error:
         return type(error)
+    return answer
 
 
 def _with_parts_of(expected: Answer, got: Answer) -> Answer:
@@ -193,8 +205,8 @@ def compare_async_holds(make: MakeStore, asked: Sequence[Sequence[Model]], steps
         for step in steps:
             for harness in (sync, twin):
                 harness.clock.advance(step.span * MICROSECOND)
-            method, arguments, options = step.call(asks)
-            expected = _answer(lambda: getattr(sync.holds, method)(*arguments, **options))  # noqa: B023
+            method, arguments, options = call = step.call(asks)
+            expected = _answer(sync.holds, call)
             try:
                 got: Answer = await getattr(twin.holds, f"a{method}")(*arguments, **options)
             except HoldError as error:

@@ -253,41 +253,6 @@ class SlotsModel(Model):
         return super().decide(now, wait, 0, low)
 
 
-class MeterModel(Model):
-    """What was used on each day of a zone, by the start of the day in microseconds since 1970."""
-
-    def __init__(self, zone: str = "UTC") -> None:
-        super().__init__(Meter(zone), LARGEST)
-        self.zone = ZoneInfo(zone)
-        self.days: dict[int, int] = {}
-
-    def _day(self, now: int) -> int:
-        shown = (_ZERO + now * _MICROSECOND).astimezone(self.zone)
-        return (datetime(shown.year, shown.month, shown.day, tzinfo=self.zone) - _EPOCH) // _MICROSECOND
-
-    def left(self, now: int) -> Fraction:
-        return Fraction(LARGEST)
-
-    def whole_at(self, now: int) -> int:
-        return now
-
-    def passes_at(self, now: int, cost: int) -> int | None:
-        return now
-
-    def countable(self, now: int, cost: int) -> bool:
-        return cost <= LARGEST - self.days.get(self._day(now), 0)
-
-    def spend(self, now: int, cost: int) -> None:
-        day = self._day(now)
-        self.days = {**self.days, day: self.days.get(day, 0) + cost}
-
-    def refund(self, now: int, cost: int) -> None:
-        self.spend(now, -cost)
-
-    def decide(self, now: int, wait: int, pending: int, low: int) -> Decision:
-        return super().decide(now, wait, 0, low)
-
-
 class FixedModel(Model):
     """Everything passes, or nothing does."""
 
@@ -311,6 +276,29 @@ class FixedModel(Model):
 
     def decide(self, now: int, wait: int, pending: int, low: int) -> Decision:
         return super().decide(now, wait, 0, low)
+
+
+class MeterModel(FixedModel):
+    """What was used on each day of a zone, by the start of the day in microseconds since 1970. Everything passes."""
+
+    def __init__(self, zone: str = "UTC") -> None:
+        super().__init__(Meter(zone))
+        self.zone = ZoneInfo(zone)
+        self.days: dict[int, int] = {}
+
+    def _day(self, now: int) -> int:
+        shown = (_ZERO + now * _MICROSECOND).astimezone(self.zone)
+        return (datetime(shown.year, shown.month, shown.day, tzinfo=self.zone) - _EPOCH) // _MICROSECOND
+
+    def countable(self, now: int, cost: int) -> bool:
+        return cost <= LARGEST - self.days.get(self._day(now), 0)
+
+    def spend(self, now: int, cost: int) -> None:
+        day = self._day(now)
+        self.days = {**self.days, day: self.days.get(day, 0) + cost}
+
+    def refund(self, now: int, cost: int) -> None:
+        self.spend(now, -cost)
 
 
 def model_of(limit: Limit) -> Model:
