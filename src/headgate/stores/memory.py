@@ -196,13 +196,8 @@ class MemoryStore(Tables):
 
     def forget(self, name: str, key: str, rule: Rule, root: str = "") -> bool:
         """See `Store.forget`."""
+        self._forget_holds(name, rule, key)
         counted = False
-        with self._lock:
-            holds = self.holds.under(name, rule, key) if isinstance(rule, Limit) else []
-            if self._remembered is not None:
-                ids = [(hold.table.name, hold.key, hold.hold_id) for hold in holds]
-                self._remembered.file.forget(self._remembered.wall(), name, key, _pieces(rule), ids)
-            self.holds.forget(holds)
         for piece in _pieces(rule):
             table = self._tables.get((name, identity_of(piece)))
             if table is not None:
@@ -216,12 +211,7 @@ class MemoryStore(Tables):
 
     def clear(self, name: str, rule: Rule) -> None:
         """See `Store.clear`."""
-        with self._lock:
-            holds = self.holds.under(name, rule) if isinstance(rule, Limit) else []
-            if self._remembered is not None:
-                ids = [(hold.table.name, hold.key, hold.hold_id) for hold in holds]
-                self._remembered.file.clear(self._remembered.wall(), name, _pieces(rule), ids)
-            self.holds.forget(holds)
+        self._forget_holds(name, rule, None)
         for piece in _pieces(rule):
             table = self._tables.get((name, identity_of(piece)))
             if table is not None:
@@ -230,6 +220,15 @@ class MemoryStore(Tables):
 
     async def aclear(self, name: str, rule: Rule) -> None:
         self.clear(name, rule)
+
+    def _forget_holds(self, name: str, rule: Rule, key: str | None) -> None:
+        """Forget the holds of a key, or of all keys, and in the file also what was counted."""
+        with self._lock:
+            holds = self.holds.under(name, rule, key) if isinstance(rule, Limit) else []
+            if self._remembered is not None:
+                ids = [(hold.table.name, hold.key, hold.hold_id) for hold in holds]
+                self._remembered.file.forget(self._remembered.wall(), name, key, _pieces(rule), ids)
+            self.holds.forget(holds)
 
     # Holds -----------------------------------------------------------------------------------------------------------
 

@@ -244,31 +244,20 @@ class MemoryFile(SqliteFile):
             self._file.execute(_CHANGE_HOLD, (*changed, *_stored(key)))
 
     def forget(
-        self, now: int, name: str, key: str, limits: Iterable[object], holds: Iterable[tuple[str, str, str]]
+        self, now: int, name: str, key: str | None, limits: Iterable[object], holds: Iterable[tuple[str, str, str]]
     ) -> None:
-        """Delete some holds, and what a key has used of the budgets and meters among some limits."""
+        """Delete some holds, and what a key, or every key, has used of the budgets and meters among some limits."""
+        of_key, keys = ("", ()) if key is None else (" AND key = ?", (_bytes(key),))
         with self._verb(now, ()):
             for hold in holds:
                 self._file.execute(_DROP_HOLD, _stored(hold))
             for limit in limits:
                 if isinstance(limit, Budget):
-                    self._file.execute(_DROP, (_bytes(name), self._text(limit), _bytes(key)))
+                    of_budget = f"DELETE FROM budgets WHERE name = ? AND budget = ?{of_key}"  # noqa: S608 - a constant
+                    self._file.execute(of_budget, (_bytes(name), self._text(limit), *keys))
                 elif isinstance(limit, Meter):
-                    of_meter = "DELETE FROM meters WHERE name = ? AND meter = ? AND key = ?"
-                    self._file.execute(of_meter, (_bytes(name), str(limit), _bytes(key)))
-
-    def clear(self, now: int, name: str, limits: Iterable[object], holds: Iterable[tuple[str, str, str]]) -> None:
-        """Delete some holds, and what was used of the budgets and meters among some limits."""
-        with self._verb(now, ()):
-            for hold in holds:
-                self._file.execute(_DROP_HOLD, _stored(hold))
-            for limit in limits:
-                if isinstance(limit, Budget):
-                    of_budget = "DELETE FROM budgets WHERE name = ? AND budget = ?"
-                    self._file.execute(of_budget, (_bytes(name), self._text(limit)))
-                elif isinstance(limit, Meter):
-                    of_meter = "DELETE FROM meters WHERE name = ? AND meter = ?"
-                    self._file.execute(of_meter, (_bytes(name), str(limit)))
+                    of_meter = f"DELETE FROM meters WHERE name = ? AND meter = ?{of_key}"  # noqa: S608
+                    self._file.execute(of_meter, (_bytes(name), str(limit), *keys))
 
     def reset(self, now: int) -> None:
         """Delete everything."""

@@ -681,8 +681,8 @@ class MemoryHolds:
             if not holds.by_id:
                 self._by_key.pop((held.table.name, held.key), None)
 
-    def under(self, name: str, limit: Limit, key: str | None = None) -> list[MemoryHold]:
-        """The holds under a name that have taken something of a limit, of all keys or of one."""
+    def under(self, name: str, limit: Limit, key: str | None) -> list[MemoryHold]:
+        """The holds under a name that have taken something of a limit, of one key or (None) of all."""
         self._index()
         counted = {piece.identity for piece in limit.pieces}
         if key is None:
