@@ -51,13 +51,6 @@ class ChangeLogError(HeadgateError):
 _KIND: Final = FileKind("change log", _FORMAT, _SCHEMA, ChangeLogError)
 
 
-def _add_columns(file: sqlite3.Connection) -> None:
-    present = {name for _, name, *_ in file.execute("PRAGMA table_info(changes)")}
-    for name in _ADDED:
-        if name not in present:
-            file.execute(f"ALTER TABLE changes ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0")
-
-
 class SqliteChangeLog(SqliteFile):
     """Records changes in a file. A change that `write` has recorded survives a kill and a loss of power.
 
@@ -69,7 +62,10 @@ class SqliteChangeLog(SqliteFile):
         self._follower: _Follower | None = None
 
     def _prepare(self, file: sqlite3.Connection) -> None:
-        _add_columns(file)
+        present = {name for _, name, *_ in file.execute("PRAGMA table_info(changes)")}
+        for name in _ADDED:
+            if name not in present:
+                file.execute(f"ALTER TABLE changes ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0")
 
     def read(self, after: int = 0) -> LogPage:
         with self._transaction("the changes can't be read", "BEGIN"):
