@@ -9,10 +9,15 @@ from typing import Final, Literal, TypeAlias
 from headgate._hold_hot import Hold, LocalHolds, age_of, keep_of, lease_of
 from headgate._native import Text, Unchecked, i64, mypyc_attr
 from headgate.errors import refuse
+from headgate.hold_attempt import HoldAttempt, check_id, read_terms
+from headgate.hold_owner import HoldOwner
 from headgate.limits.decision import Decision, Limit
+from headgate.limits.fixed import UNLIMITED
 from headgate.limits.numbers import LARGEST, Cost, Number, cost_in
 from headgate.stores.base import Ask, CachedStore, Store, Verb
+from headgate.stores.hold_ids import HOLD_IDS
 from headgate.stores.memory import in_process
+from headgate.wait_queue import WaitQueues
 
 _LONGEST_ID: Final = 200
 
@@ -36,6 +41,8 @@ class LimiterChecks:
     table some time after its last key, as it has to where limits come and go.
     """
 
+    _holds: HoldOwner  # made by `Limiter`
+
     def __init__(self, limit: Limit, store: Store, name: str, low: i64, pin: bool) -> None:
         self._limit: Final = limit
         self._store: Final = store
@@ -45,6 +52,7 @@ class LimiterChecks:
         self._decimals: Final = limit.decimals
         own = pin and not limit.shares_counts  # a table of its own, in which costs are whole
         self._table: Final = memory.limit_table(name, limit) if memory is not None and own else None
+        self._queues: Final = WaitQueues()
         self._local: LocalHolds | None = None  # what makes its holds, in memory
         self._cache: Final = (
             store.local_cache(name, limit) if memory is None and pin and isinstance(store, CachedStore) else None
@@ -93,7 +101,8 @@ class LimiterChecks:
             or timeout != 0
             or (on_expiry is not _KEEP and on_expiry != _KEEP)
         ):
-            return self._hold(key, cost, lease, timeout, hold_id, on_expiry, keep, max_age)
+            attempt = self._attempt(key, cost, lease, hold_id, on_expiry, keep, max_age)
+            return attempt.run(self._queues, key_of(key), timeout)
         name = key if type(key) is str else key_of(key)
         units: i64 = (
             cost if local.whole and type(cost) is int and 0 < cost <= LARGEST else cost_in(self._decimals, cost)
@@ -106,19 +115,25 @@ class LimiterChecks:
             max_age * 1_000_000 if type(max_age) is int and 0 < max_age <= _WEEK else _age(max_age),
         )
 
-    def _hold(
+    def _attempt(
         self,
         key: object,
         cost: object,
         lease: object,
-        timeout: object,
         hold_id: object,
         on_expiry: object,
         keep: object,
         max_age: object,
-    ) -> Hold:
-        """The same, whatever the store and the options are."""
-        raise NotImplementedError
+    ) -> HoldAttempt[Hold]:
+        asks = self._hold_asks(key, cost)
+        terms = read_terms(HOLD_IDS.new() if hold_id is None else check_id(hold_id), lease, on_expiry, keep)
+        return HoldAttempt(self._holds, asks, terms, max_age, own_id=hold_id is None, make=Hold)
+
+    def _hold_asks(self, key: object, cost: object = 1) -> tuple[Ask, ...]:
+        units = cost_in(self._decimals, cost)
+        if units > LARGEST and not any([part.counts_costs and part is not UNLIMITED for part in self._limit.parts]):
+            units = LARGEST  # it passes, and has to be written down
+        return (Ask(self._name, key_of(key), self._limit, units),)
 
     def _apply(self, verb: Verb, key: object, cost: object, request_id: object = None) -> Decision:
         return self._store.apply(verb, [self._ask(verb, key, cost)], self._low, None, id_of(request_id))

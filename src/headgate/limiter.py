@@ -10,21 +10,17 @@ from headgate._limiter_hot import KEEP, LimiterChecks, OnExpiry, id_of, key_of
 from headgate.errors import RateLimited, refuse, refuse_option
 from headgate.holds import (
     Hold,
-    HoldAttempt,
     HoldSummary,
     PendingHold,
     check_id,
     found_hold,
-    read_terms,
     summarize,
 )
 from headgate.lifecycle import Closable
 from headgate.limits.decision import Decision, Limit
-from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import LimitLike, denial_error, limit_of
-from headgate.limits.numbers import LARGEST, Cost, Number, cost_in, permille, whole
-from headgate.stores.base import Ask, Store, Verb
-from headgate.stores.hold_ids import HOLD_IDS
+from headgate.limits.numbers import Cost, Number, cost_in, permille, whole
+from headgate.stores.base import Store, Verb
 from headgate.stores.holds import HoldStore
 from headgate.stores.memory import MemoryStore
 from headgate.stores.memory_file import check_path
@@ -82,7 +78,6 @@ class Limiter(LimiterChecks, Closable):
         self._owns_store = isinstance(store, str) or remember is not None
         self.private: Final = store is None or is_memory(store)
         """Whether it counts in a memory of its own, because no store was given, or memory://."""
-        self._queues = WaitQueues()
         self._holds = LimiterHolds(self._store, self._low, self._decimals, self._queues)
         if self._pin:
             self._local = local_holds(self._holds, self._store, name, rules, low, self._queues.queues)
@@ -172,34 +167,6 @@ class Limiter(LimiterChecks, Closable):
             self._queues, name, self._store.clock, timeout, lambda verb: self._aapply(verb, name, cost)
         )
 
-    def _hold(
-        self,
-        key: object,
-        cost: object,
-        lease: object,
-        timeout: object,
-        hold_id: object,
-        on_expiry: object,
-        keep: object,
-        max_age: object,
-    ) -> Hold:
-        attempt = self._attempt(key, cost, lease, hold_id, on_expiry, keep, max_age)
-        return attempt.run(self._queues, key_of(key), timeout)
-
-    def _attempt(
-        self,
-        key: object,
-        cost: object,
-        lease: object,
-        hold_id: object,
-        on_expiry: object,
-        keep: object,
-        max_age: object,
-    ) -> HoldAttempt[Hold]:
-        asks = self._hold_asks(key, cost)
-        terms = read_terms(HOLD_IDS.new() if hold_id is None else check_id(hold_id), lease, on_expiry, keep)
-        return HoldAttempt(self._holds, asks, terms, max_age, own_id=hold_id is None, make=Hold)
-
     def ahold(
         self,
         key: str,
@@ -247,12 +214,6 @@ class Limiter(LimiterChecks, Closable):
     async def alist_holds(self, key: str, count: int = 100) -> list[HoldSummary]:
         found = await self._holds.hold_store.alist_holds(self._name, key_of(key), whole("count", count))
         return [summarize(one, self._decimals) for one in found]
-
-    def _hold_asks(self, key: object, cost: object = 1) -> tuple[Ask, ...]:
-        units = cost_in(self._decimals, cost)
-        if units > LARGEST and not any([part.counts_costs and part is not UNLIMITED for part in self._limit.parts]):
-            units = LARGEST  # it passes, and has to be written down
-        return (Ask(self._name, key_of(key), self._limit, units),)
 
     def waiting(self, key: str) -> int:
         """How many callers wait in `acquire` or `hold` for a key here."""
