@@ -137,14 +137,8 @@ class AllOf(Limit):
             bound = more_binding(bound, self._parts[i].decide(state.states[i], now, cost, 0, low), i)
         return bound
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, AllOf) and self._parts == other._parts
-
-    def __hash__(self) -> int:
-        return hash(self._parts)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return AllOf, (self._parts,)
+    def _fields(self) -> tuple[tuple[Limit, ...]]:
+        return (self._parts,)
 
     def __repr__(self) -> str:
         return f"AllOf({list(self._parts)!r})"

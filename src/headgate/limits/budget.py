@@ -230,9 +230,6 @@ class Budget(Limit):
     def _fields(self) -> tuple[int, str | None, str, str]:
         return self._amount, self._period, self._unit, self._zone
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Budget) and self._fields() == other._fields()
-
     def __hash__(self) -> int:
         return self._hash
 

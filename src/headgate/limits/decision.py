@@ -45,8 +45,28 @@ State: TypeAlias = object
 """The count of one key. Each kind of rule has its own kind of state, and only the rule looks inside."""
 
 
-class Rule:
-    """A limit or a backoff: a value, compared and hashed by its fields, for which a store keeps states."""
+@mypyc_attr(acyclic=True)
+class Value:
+    """What is compared, hashed and pickled by its fields: the arguments with which it is made again."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def _fields(self) -> tuple[object, ...]:
+        """Its fields."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Value) and type(other) is type(self) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        return type(self), self._fields()
+
+
+class Rule(Value):
+    """A limit or a backoff: a value for which a store keeps states."""
 
     __slots__ = ()
 
@@ -174,7 +194,7 @@ class Limit(Rule):
 
 
 @mypyc_attr(acyclic=True)
-class Violation:
+class Violation(Value):
     """A denial that was recorded against an agent."""
 
     __slots__ = ("_advised", "_alert", "_count")
@@ -202,21 +222,12 @@ class Violation:
     def _fields(self) -> tuple[int, int, bool]:
         return self._count, self._advised, self._alert
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Violation) and self._fields() == other._fields()
-
-    def __hash__(self) -> int:
-        return hash(self._fields())
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Violation, self._fields()
-
     def __repr__(self) -> str:
         return f"Violation(count={self.count}, advised={self.advised}, alert={self.alert})"
 
 
 @mypyc_attr(acyclic=True, free_list_len=1)
-class Decision:
+class Decision(Value):
     """The result of one check: a value, true when the request passes.
 
     >>> from headgate import Limiter, per_minute
@@ -385,15 +396,6 @@ class Decision:
     def _fields(self) -> tuple[object, ...]:
         return self._outcome, self._limit, self._remaining, self._retry, self._reset, self._bound, self._details
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Decision) and self._fields() == other._fields()
-
-    def __hash__(self) -> int:
-        return hash(self._fields())
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Decision, self._fields()
-
     def __repr__(self) -> str:
         shown = f"{self._outcome.name}, limit={str(self._limit)!r}, remaining={self.remaining}, "
         shown += f"retry_after={self.retry_after}, reset_after={self.reset_after}"
@@ -411,7 +413,7 @@ class Decision:
 
 
 @mypyc_attr(acyclic=True)
-class Details:
+class Details(Value):
     """Fields that few decisions have, kept apart so that the others don't pay for them."""
 
     __slots__ = ("degraded", "left", "own", "violation", "would_be")
@@ -427,15 +429,6 @@ class Details:
 
     def _fields(self) -> tuple[object, ...]:
         return self.own, self.violation, self.would_be, self.degraded, self.left
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Details) and self._fields() == other._fields()
-
-    def __hash__(self) -> int:
-        return hash(self._fields())
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Details, self._fields()
 
 
 def decide_one(

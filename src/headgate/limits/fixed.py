@@ -38,6 +38,9 @@ class _Fixed(Limit):
     def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> Decision:
         return decide_one(self, wait, self._capacity, False, 0)
 
+    def _fields(self) -> tuple[str]:
+        return (self._name,)
+
     def __reduce__(self) -> str:
         return self._name
 

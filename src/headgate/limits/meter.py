@@ -181,11 +181,8 @@ class Meter(Limit):
             self._current = current
         return current
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Meter) and self._zone == other._zone
-
-    def __hash__(self) -> int:
-        return hash(("meter", self._zone))
+    def _fields(self) -> tuple[str]:
+        return (self._zone,)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Meter, (self._zone, self.unit, self.unit_decimals)

@@ -206,17 +206,11 @@ class SlidingWindow(Limit):
         reset = i64(state.times[-1]) + self._span - now if state.times else i64(0)
         return decide_one(self, wait, left, scarce, reset)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SlidingWindow) and self._fields() == other._fields()
-
     def __hash__(self) -> int:
         return self._hash
 
     def _fields(self) -> tuple[int, Fraction]:
         return self._limit, self._window
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return SlidingWindow, self._fields()
 
     def __repr__(self) -> str:
         return f"SlidingWindow(limit={self._limit}, window={decimal_text(self._window)})"

@@ -147,14 +147,8 @@ class Slots(Limit):
         reset = last - now if used else i64(0)
         return decide_one(self, wait, left, left * 1000 < self._count * low, reset)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Slots) and self._count == other._count
-
-    def __hash__(self) -> int:
-        return hash(("slots", self.capacity))
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Slots, (self.capacity,)
+    def _fields(self) -> tuple[int]:
+        return (self._count,)
 
     def __repr__(self) -> str:
         return f"Slots(count={self._count})"

@@ -236,14 +236,11 @@ class TokenBucket(Limit):
         reset = self._from_now(self._to_full(level), state, now)
         return decide_one(self, wait, level // self._unit, scarce, reset)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TokenBucket) and self.fields() == other.fields()
+    def _fields(self) -> tuple[int, Fraction, Fraction]:
+        return self.fields()
 
     def __hash__(self) -> int:
         return self._hash
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return TokenBucket, self.fields()
 
     def __repr__(self) -> str:
         refill, per = decimal_text(self._refill), decimal_text(self._per)

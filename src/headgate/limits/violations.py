@@ -19,7 +19,7 @@ from typing import Final
 
 from headgate._native import i64, mypyc_attr
 from headgate.errors import refuse
-from headgate.limits.decision import Rule, State
+from headgate.limits.decision import Rule, State, Value
 from headgate.limits.numbers import LARGEST, Number, microseconds, whole
 
 _NEVER_ALERTED: Final[i64] = -(2**60)
@@ -133,12 +133,6 @@ class Backoff(Rule):
     def _fields(self) -> tuple[object, ...]:
         return self._steps, self._quiet, self._enforce, self._after, self._window
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Backoff) and self._fields() == other._fields()
-
-    def __hash__(self) -> int:
-        return hash(self._fields())
-
     def __reduce__(self) -> tuple[object, ...]:
         return _restore, self._fields()
 
@@ -160,7 +154,7 @@ def _restore(steps: Sequence[int], quiet: int, enforce: bool, after: int, window
     )
 
 
-class Standing:
+class Standing(Value):
     """The standing of an agent: its violations in a row, and the seconds until they are forgotten."""
 
     __slots__ = ("_count", "_quiet_left", "_wait_left")
@@ -190,15 +184,6 @@ class Standing:
 
     def _fields(self) -> tuple[int, int, int]:
         return self._count, self._wait_left, self._quiet_left
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Standing) and self._fields() == other._fields()
-
-    def __hash__(self) -> int:
-        return hash(self._fields())
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Standing, self._fields()
 
     def __repr__(self) -> str:
         return f"Standing(violations={self.violations}, wait_left={self.wait_left}, quiet_left={self.quiet_left})"

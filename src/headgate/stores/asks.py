@@ -8,11 +8,11 @@ from typing import Final
 
 from headgate._native import mypyc_attr
 from headgate.limits.all_of import AllOf
-from headgate.limits.decision import Decision, Limit
+from headgate.limits.decision import Decision, Limit, Value
 
 
 @mypyc_attr(acyclic=True)
-class Ask:
+class Ask(Value):
     """One key under one limit, and the cost."""
 
     __slots__ = ("cost", "key", "limit", "name", "root")
@@ -34,15 +34,6 @@ class Ask:
 
     def _fields(self) -> tuple[str, str, Limit, int, str]:
         return self.name, self.key, self.limit, self.cost, self.root
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Ask) and self._fields() == other._fields()
-
-    def __hash__(self) -> int:
-        return hash(self._fields())
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Ask, self._fields()
 
     def __repr__(self) -> str:
         beside = f", root={self.root!r}" if self.root else ""

@@ -3,7 +3,7 @@
 from typing import Final, Literal, TypeAlias
 
 from headgate._native import i64, mypyc_attr
-from headgate.limits.decision import Decision
+from headgate.limits.decision import Decision, Value
 
 HoldState: TypeAlias = Literal["denied", "open", "settled", "cancelled", "expired"]
 
@@ -18,7 +18,7 @@ MAX_OPEN_HOLDS: Final = 131_072
 
 
 @mypyc_attr(acyclic=True)
-class HoldTerms:
+class HoldTerms(Value):
     """The terms of a new hold."""
 
     __slots__ = ("forced", "hold_id", "keep", "lease", "most", "note", "release", "shape")
@@ -57,21 +57,12 @@ class HoldTerms:
         kept = (self.hold_id, self.lease, self.release, self.keep)
         return *kept, self.note, self.shape, self.most, self.forced
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, HoldTerms) and self._fields() == other._fields()
-
-    def __hash__(self) -> int:
-        return hash(self._fields())
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return HoldTerms, self._fields()
-
     def __repr__(self) -> str:
         return f"HoldTerms{self._fields()!r}"
 
 
 @mypyc_attr(acyclic=True)
-class HoldAnswer:
+class HoldAnswer(Value):
     """What has become of a hold."""
 
     __slots__ = ("costs", "decision", "left", "parts", "repeated", "state")
@@ -117,12 +108,6 @@ class HoldAnswer:
 
     def _fields(self) -> tuple[object, ...]:
         return self.decision, self.state, self.costs, self.left, self.parts
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, HoldAnswer) and self._fields() == other._fields()
-
-    def __hash__(self) -> int:
-        return hash(self._fields())
 
     def __reduce__(self) -> tuple[object, ...]:
         return HoldAnswer, (*self._fields(), self.repeated)
