@@ -4,51 +4,23 @@ The reference is `headgate.stores.reference_holds`; the ledger of `tests.support
 """
 
 import random
-from collections import Counter, deque
-from collections.abc import Iterator
-from uuid import uuid4
+from collections import Counter
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate import ManualClock, MemoryStore, RedisStore
 from headgate.limits.numbers import LARGEST
 from headgate.stores.account_walks import AccountWalk
-from headgate.stores.base import Ask, Store, Verb
+from headgate.stores.base import Ask, Verb
 from headgate.stores.harness import MakeStore
 from headgate.stores.holds import HoldTerms
 from headgate.stores.reference import LOW
 from tests.support.account_ledger import FOREVER, Ledger
 from tests.support.reference_store import ReferenceStore
-from tests.support.valkey import PATIENCE, Server
 
 chances = st.randoms(use_true_random=False)
 FEWER = max(settings().max_examples // 4, 1)
 """A walk is long, and a tree has many limits."""
-
-
-@pytest.fixture(
-    scope="module",
-    params=["memory", pytest.param("redis", marks=[pytest.mark.long, pytest.mark.once])],
-)
-def make(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
-    """Makes a store. Of those in a server the last two are in use."""
-    if request.param == "memory":
-        yield lambda clock: MemoryStore(clock=clock)
-        return
-    server: Server = request.getfixturevalue("redis_server")
-    made: deque[RedisStore] = deque()
-
-    def make_one(clock: ManualClock) -> Store:
-        made.append(RedisStore(server.url, prefix=f"{uuid4().hex}:", clock=clock, timeout=PATIENCE))
-        if len(made) > 2:
-            made.popleft().close()
-        return made[-1]
-
-    yield make_one
-    for store in made:
-        store.close()
 
 
 @settings(max_examples=FEWER)

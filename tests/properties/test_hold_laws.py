@@ -4,52 +4,25 @@ The reference is `headgate.stores.reference_holds`.
 """
 
 import random
-from collections import deque
-from collections.abc import Iterator
 from contextlib import suppress
 from fractions import Fraction
-from uuid import uuid4
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate import AllOf, Budget, Limit, ManualClock, MemoryStore, RedisStore, SlidingWindow, Slots, TokenBucket
+from headgate import AllOf, Budget, Limit, ManualClock, SlidingWindow, Slots, TokenBucket
 from headgate.errors import HoldError
 from headgate.limits.headroom import MOST, LeastHeadroom
-from headgate.stores.base import Store, Verb
+from headgate.stores.base import Verb
 from headgate.stores.harness import HoldHarness, MakeStore
 from headgate.stores.hold_walks import compare_holds, random_asked, random_hold_steps, random_overlaps
 from headgate.stores.holds import HoldStore
 from headgate.stores.reference import BucketModel, WindowModel
 from tests.support.limit_strategies import MICROSECOND, limits, spans_for, spread
-from tests.support.valkey import PATIENCE, Server
 
 budgets = st.builds(Budget, st.integers(1, 50), st.sampled_from([None, "hour", "day", "week", "month", "year"]))
 with_budgets: st.SearchStrategy[Limit] = st.one_of(limits, budgets, st.tuples(limits, budgets).map(AllOf))
 chances = st.randoms(use_true_random=False)
-
-
-@pytest.fixture(scope="module", params=["memory", pytest.param("redis", marks=[pytest.mark.long, pytest.mark.once])])
-def make(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
-    """Makes a store. Of those in a server the last two are in use."""
-    if request.param == "memory":
-        yield lambda clock: MemoryStore(clock=clock)
-        return
-    server: Server = request.getfixturevalue("redis_server")
-    if not hasattr(RedisStore, "hold"):
-        pytest.skip("the store can't hold")
-    made: deque[RedisStore] = deque()
-
-    def make_one(clock: ManualClock) -> Store:
-        made.append(RedisStore(server.url, prefix=f"{uuid4().hex}:", clock=clock, timeout=PATIENCE))
-        if len(made) > 2:
-            made.popleft().close()
-        return made[-1]
-
-    yield make_one
-    for store in made:
-        store.close()
 
 
 def peeks(harness: HoldHarness) -> list[object]:
