@@ -12,7 +12,8 @@ from uuid import uuid4
 import pytest
 from hypothesis import HealthCheck, settings
 
-from headgate import Gate, ManualClock, MemoryStore, Policy, RedisStore
+from headgate import Gate, ManualClock, MemoryStore, Policy
+from tests.support.redis_store import Unshared
 from tests.support.valkey import PATIENCE, Server
 from tests.support.verbs import Verbs
 from tests.support.wrapped_store import WrappedStore
@@ -47,12 +48,6 @@ def runner() -> Iterator[asyncio.Runner]:
     runner = asyncio.Runner()
     yield runner
     runner.close()
-
-
-class Unshared(RedisStore):
-    """A Redis store without a change log, so that each gate keeps its changes to itself."""
-
-    change_log = None  # type: ignore[assignment]
 
 
 @pytest.fixture(autouse=True)

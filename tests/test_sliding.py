@@ -20,6 +20,7 @@ import redis.asyncio
 from headgate import InvalidInput, Limiter, ManualClock, MemoryStore, RedisStore, StoreAway
 from headgate.sliding import RateLimiter, RateLimitResult, RateLimitSettings
 from headgate.stores import windows
+from tests.support.refusals import refusal
 from tests.support.valkey import PATIENCE, Server, cluster, wait_for
 from tests.support.wrapped_store import WrappedStore
 
@@ -305,9 +306,7 @@ def test_c2_a_result_is_made_from_four_numbers_of_a_script() -> None:
         ([1, None, 95, 0], "a whole number from 0 to 9007199254740991, got None"),
     ]
     for numbers, text in attempts:
-        with pytest.raises(InvalidInput) as caught:
-            RateLimitResult.from_lua_result(numbers)
-        assert str(caught.value) == f"from_lua_result: expected {text}"
+        assert refusal(RateLimitResult.from_lua_result, numbers) == f"from_lua_result: expected {text}"
 
 
 def test_an_unusable_default_is_named() -> None:
@@ -336,9 +335,7 @@ def test_bad_input_says_what_was_expected(where: Server | None) -> None:
         ({"HEADGATE_WINDOW_LIMIT": "many"}, "HEADGATE_WINDOW_LIMIT: expected a whole number, got 'many'"),
         ({"HEADGATE_STORE_TIMEOUT": "x"}, "HEADGATE_STORE_TIMEOUT: expected a number of seconds, got 'x'"),
     ]:
-        with pytest.raises(InvalidInput) as caught:
-            RateLimitSettings.from_environment(environment)
-        assert str(caught.value) == text
+        assert refusal(RateLimitSettings.from_environment, environment) == text
 
     async def walk() -> None:
         async with service(where) as (limiter, _clock):

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import InvalidInput
 from headgate.limits.calendar import PERIODS, Calendar
+from tests.support.refusals import refusal
 
 pytestmark = pytest.mark.once
 
@@ -182,9 +182,7 @@ def test_moments_from_1970_to_9996_are_counted() -> None:
                 assert calendar.previous(moment)[1] == start
                 assert calendar.next(moment)[0] == end
             for bad in (-1, last + 1, 2**63):
-                with pytest.raises(InvalidInput) as caught:
-                    calendar.at(bad)
-                assert str(caught.value) == (
+                assert refusal(calendar.at, bad) == (
                     f"calendar: expected a moment from 1970 to the end of 9996, in microseconds since 1970, got {bad}"
                 )
 
@@ -195,13 +193,9 @@ def test_moments_from_1970_to_9996_are_counted() -> None:
      "right/Europe/Berlin", "Europe/Berlin\n", "Europe/" + "x" * 300, "tzdata.zi", None, 5, b"UTC"],
 )  # fmt: skip
 def test_unknown_zones_are_refused(bad: Any) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        Calendar("day", bad)
     shown = repr(bad) if len(repr(bad)) <= 100 else repr(bad)[:97] + "..."
-    assert (
-        str(caught.value)
-        == f"calendar zone: expected the IANA name of a time zone, such as 'Europe/Berlin', got {shown}"
-    )
+    expected = "the IANA name of a time zone, such as 'Europe/Berlin'"
+    assert refusal(Calendar, "day", bad) == f"calendar zone: expected {expected}, got {shown}"
 
 
 def test_a_machine_without_time_zone_data_knows_utc_and_says_how_to_get_the_others(tmp_path: Path) -> None:
@@ -231,6 +225,5 @@ def test_a_machine_without_time_zone_data_knows_utc_and_says_how_to_get_the_othe
 
 @pytest.mark.parametrize("bad", ["", "days", "Day", "minute", None, 5])
 def test_unknown_periods_are_refused(bad: Any) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        Calendar(bad, "UTC")
-    assert str(caught.value) == f"calendar period: expected one of hour, day, week, month, year, got {bad!r}"
+    expected = "one of hour, day, week, month, year"
+    assert refusal(Calendar, bad, "UTC") == f"calendar period: expected {expected}, got {bad!r}"

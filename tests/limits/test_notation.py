@@ -5,8 +5,6 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
 from headgate import (
     BLOCKED,
@@ -22,6 +20,7 @@ from headgate import (
     per_minute,
 )
 from headgate.limits.notation import rate_of
+from tests.support.refusals import refusal
 
 pytestmark = pytest.mark.once
 
@@ -84,10 +83,8 @@ def test_parse_accepts(text: str, limit: Limit) -> None:
             "10/minute burst 1.5", "10/minute sliding burst 5", "10/minute; ", "9" * 40 + "/minute", "\uff15/minute"],
 )  # fmt: skip
 def test_parse_refuses(bad: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        parse(bad)
     part = bad.split(";")[-1].strip()
-    assert str(caught.value) == f"limit {bad!r}: expected {EXPECTED}, got {part!r}"
+    assert refusal(parse, bad) == f"limit {bad!r}: expected {EXPECTED}, got {part!r}"
 
 
 def test_a_refusal_shows_the_start_of_a_long_text() -> None:
@@ -103,9 +100,7 @@ def test_a_refusal_shows_the_start_of_a_long_text() -> None:
             "5 usd per fortnight"],
 )  # fmt: skip
 def test_parse_says_how_budgets_and_slots_are_written(bad: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        parse(bad)
-    assert str(caught.value) == (
+    assert refusal(parse, bad) == (
         f"limit {bad!r}: expected 'AMOUNT UNIT/calendar PERIOD in ZONE' (such as '500 usd/calendar month in "
         "Europe/Berlin', or '500/calendar day'; PERIOD is hour, day, week, month or year), 'AMOUNT UNIT in all' or "
         "'COUNT in flight', "
@@ -131,9 +126,7 @@ A_RATE_OF_USD = "a rate without a unit, such as '5/month', or a budget, such as 
     ],
 )
 def test_parse_says_how_what_is_nearly_a_limit_is_written(bad: str, expected: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        parse(bad)
-    assert str(caught.value) == f"limit {bad!r}: expected {expected}, got {bad!r}"
+    assert refusal(parse, bad) == f"limit {bad!r}: expected {expected}, got {bad!r}"
 
 
 @pytest.mark.parametrize(
@@ -145,17 +138,13 @@ def test_parse_says_how_what_is_nearly_a_limit_is_written(bad: str, expected: st
     ],
 )
 def test_parse_says_that_a_comma_separates_limits(bad: str, number: str, right: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        parse(bad)
     without = f"numbers without commas, because a comma separates limits (write {right!r})"
-    assert str(caught.value) == f"limit {bad!r}: expected {without}, got {number!r}"
+    assert refusal(parse, bad) == f"limit {bad!r}: expected {without}, got {number!r}"
 
 
 @pytest.mark.parametrize("bad", ["60/minute burst 5,100/fortnight", "5/minute burst 100,200/huor", "1234,567/hour"])
 def test_parse_takes_no_other_mistake_for_a_comma_in_a_number(bad: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        parse(bad)
-    assert "without commas" not in str(caught.value)
+    assert "without commas" not in refusal(parse, bad)
 
 
 @pytest.mark.parametrize(
@@ -182,16 +171,12 @@ def test_parse_takes_no_other_mistake_for_a_comma_in_a_number(bad: str) -> None:
     ],
 )  # fmt: skip
 def test_parse_refuses_impossible_limits(bad: str, text: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        parse(bad)
-    assert str(caught.value) == f"limit {bad!r}: {text}"
+    assert refusal(parse, bad) == f"limit {bad!r}: {text}"
 
 
 @pytest.mark.parametrize("bad", [None, 5, b"5/minute"])
 def test_parse_refuses_other_types(bad: Any) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        parse(bad)
-    assert str(caught.value) == f"limit: expected a string such as '60/minute', got {bad!r}"
+    assert refusal(parse, bad) == f"limit: expected a string such as '60/minute', got {bad!r}"
 
 
 @pytest.mark.parametrize(
@@ -209,18 +194,3 @@ def test_parse_refuses_other_types(bad: Any) -> None:
 )
 def test_limits_as_a_rate(text: str, rate: float) -> None:
     assert rate_of(parse(text)) == pytest.approx(rate)
-
-
-@given(
-    st.integers(1, 10**9),
-    st.fractions(Fraction(1, 1000), 10**7, max_denominator=1000),
-    st.sampled_from(["1/1000", "1/7", "1", "90", "3600", "2592000"]).map(Fraction),
-)
-def test_parse_reads_what_a_limit_prints(capacity: int, refill: Fraction, per: Fraction) -> None:
-    try:
-        bucket = TokenBucket(capacity, refill, per)
-    except InvalidInput:
-        assume(False)
-    assert parse(str(bucket)) == bucket
-    window = SlidingWindow(min(capacity, 10**6), per if per != Fraction(1, 7) else 7)
-    assert parse(f"{bucket}; {window}") == AllOf([bucket, window])

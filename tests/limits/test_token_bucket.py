@@ -24,6 +24,7 @@ from headgate import (
     per_minute,
     per_second,
 )
+from tests.support.refusals import refusal
 
 ALL = [
     TokenBucket(10, 60, 60),
@@ -120,9 +121,7 @@ def test_bad_rates_periods_and_windows_are_refused(bad: Any) -> None:
         ("TokenBucket refill", lambda: limited(bad, 1)),
         ("SlidingWindow window", lambda: SlidingWindow(1, bad)),
     ):
-        with pytest.raises(InvalidInput) as caught:
-            build()
-        assert str(caught.value) == f"{where}: expected a number above 0, got {bad!r}"
+        assert refusal(build) == f"{where}: expected a number above 0, got {bad!r}"
 
 
 BAD_COUNTS = [*(bad for bad in BAD_NUMBERS if bad is not None), 1.5, 2.0, 2**53, 10**400]
@@ -136,9 +135,7 @@ def test_bad_capacities_are_refused(bad: Any) -> None:
         ("TokenBucket capacity", 2**53 - 1, lambda: per_minute(1, burst=bad)),
         ("SlidingWindow limit", 1_000_000, lambda: SlidingWindow(bad, 1)),
     ):
-        with pytest.raises(InvalidInput) as caught:
-            build()
-        assert str(caught.value) == f"{where}: expected a whole number from 1 to {most}, got {shown}"
+        assert refusal(build) == f"{where}: expected a whole number from 1 to {most}, got {shown}"
 
 
 def test_a_number_too_long_to_print_is_refused() -> None:
@@ -147,9 +144,7 @@ def test_a_number_too_long_to_print_is_refused() -> None:
 
 
 def test_a_limit_that_fits_no_tick_is_refused() -> None:
-    with pytest.raises(InvalidInput) as caught:
-        TokenBucket(10**10, 1, 30 * 86_400)
-    assert str(caught.value) == (
+    assert refusal(TokenBucket, 10**10, 1, 30 * 86_400) == (
         "TokenBucket: expected a capacity and a refill that can be counted exactly (a smaller capacity or a rounder "
         "refill is), got TokenBucket(capacity=10000000000, refill=1, per=2592000)"
     )
@@ -157,9 +152,7 @@ def test_a_limit_that_fits_no_tick_is_refused() -> None:
 
 def test_windows_that_cannot_be_counted_exactly_are_refused() -> None:
     for bad in (1e-7, Fraction(1, 3), 2**53):
-        with pytest.raises(InvalidInput) as caught:
-            SlidingWindow(1, bad)
-        assert str(caught.value) == (
+        assert refusal(SlidingWindow, 1, bad) == (
             f"SlidingWindow window: expected whole microseconds, up to 9007199254740991 of them, got {bad}"
         )
     with pytest.raises(InvalidInput, match="from 1 to 1000000, got 1000001"):

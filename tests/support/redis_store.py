@@ -46,6 +46,12 @@ class ProcessTime:
         self._thread.join()
 
 
+class Unshared(RedisStore):
+    """A Redis store without a change log, so that each gate keeps its changes to itself."""
+
+    change_log = None  # type: ignore[assignment]
+
+
 def doubles(*numbers: float) -> bytes:
     """Numbers as they are stored."""
     return struct.pack(f"<{len(numbers)}d", *numbers)
