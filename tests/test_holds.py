@@ -30,6 +30,8 @@ from headgate.stores.hold_ids import HOLD_IDS
 from headgate.stores.hold_terms import HoldTerms
 from headgate.stores.holds import MAX_OPEN_HOLDS
 from headgate.wait_queue import WaitQueues
+from tests.support.event_loop import until
+from tests.support.threads import Waiter
 
 
 @pytest.fixture
@@ -534,21 +536,12 @@ def test_open_holds_of_a_key_are_bounded(clock: ManualClock) -> None:
 def test_a_timeout_waits_in_line(clock: ManualClock) -> None:
     limiter = make("1 in flight", clock)
     first = limiter.hold("a")
-    granted: list[Hold] = []
-    thread = threading.Thread(target=lambda: granted.append(limiter.hold("a", timeout=20)))
-    thread.start()
-    while not limiter.waiting("a"):
-        thread.join(0.01)
+    waiter = Waiter(limiter, verb="hold", timeout=20)
     first.settle()
-    thread.join(10)
-    assert granted[0]
-    late = threading.Thread(target=lambda: granted.append(limiter.hold("a", timeout=20)))
-    late.start()
-    while not limiter.waiting("a"):
-        late.join(0.01)
+    assert waiter.result()
+    late = Waiter(limiter, verb="hold", timeout=20)
     clock.advance(20)
-    late.join(10)
-    assert granted[1].state == "denied"
+    assert late.result().state == "denied"
 
 
 @pytest.mark.parametrize("timeout", [False, True, "soon", -1])
@@ -588,54 +581,47 @@ def test_a_timeout_may_be_a_float_that_compares_in_its_own_way(clock: ManualCloc
 def test_a_timeout_of_zero_asks_once_whoever_waits(clock: ManualClock, zero: Any) -> None:
     limiter = make("10/day; 1 in flight", clock)
     first = limiter.hold("a", hold_id="first")
-    thread = threading.Thread(target=lambda: limiter.hold("a", timeout=20))
-    thread.start()
-    while not limiter.waiting("a"):
-        thread.join(0.01)
+    waiter = Waiter(limiter, verb="hold", timeout=20)
     assert limiter.hold("a", hold_id="first", timeout=zero).state == "open"
     assert asyncio.run(_awaited(limiter.ahold("a", hold_id="first", timeout=zero))).state == "open"
     first.settle()
-    thread.join(10)
+    assert waiter.result()
 
 
 async def _awaited(pending: PendingHold[Hold]) -> Hold:
     return await pending
 
 
-def test_the_async_twins(clock: ManualClock) -> None:
+async def test_the_async_twins(clock: ManualClock) -> None:
     limiter = make("100/minute; 1 in flight", clock)
-
-    async def walk() -> None:
-        async with limiter.ahold("a", 10) as hold:
-            assert not await limiter.ahold("a", 1)
-            hold.use(3)
-            assert await hold.aextend(20)
-        assert limiter.peek("a", 97)
-        assert not limiter.peek("a", 98)
-        other = await limiter.ahold("a", 5, hold_id="one")
-        waiter = asyncio.create_task(waits())
-        while not limiter.waiting("a"):  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        assert (await limiter.afind_hold("a", "one")).state == "open"
-        assert len(await limiter.alist_holds("a")) == 2
-        await other.acancel()
-        assert await waiter
-        with pytest.raises(RateLimited):
-            async with limiter.ahold("a", 1):
-                pytest.fail("it ran")
-        with pytest.raises(ZeroDivisionError):
-            async with limiter.ahold("b", 60) as failed:
-                _ = 1 / 0
-        assert failed.state == "expired"
-        await failed.asettle(1)
 
     async def waits() -> Hold:
         return await limiter.ahold("a", 1, timeout=60)
 
-    asyncio.run(walk())
+    async with limiter.ahold("a", 10) as hold:
+        assert not await limiter.ahold("a", 1)
+        hold.use(3)
+        assert await hold.aextend(20)
+    assert limiter.peek("a", 97)
+    assert not limiter.peek("a", 98)
+    other = await limiter.ahold("a", 5, hold_id="one")
+    waiter = asyncio.create_task(waits())
+    await until(lambda: limiter.waiting("a"), "the queue")
+    assert (await limiter.afind_hold("a", "one")).state == "open"
+    assert len(await limiter.alist_holds("a")) == 2
+    await other.acancel()
+    assert await waiter
+    with pytest.raises(RateLimited):
+        async with limiter.ahold("a", 1):
+            pytest.fail("it ran")
+    with pytest.raises(ZeroDivisionError):
+        async with limiter.ahold("b", 60) as failed:
+            _ = 1 / 0
+    assert failed.state == "expired"
+    await failed.asettle(1)
 
 
-def test_a_block_that_raises_counts_what_was_used_beyond_its_reservation(clock: ManualClock) -> None:
+async def test_a_block_that_raises_counts_what_was_used_beyond_its_reservation(clock: ManualClock) -> None:
     limiter = make("10 usd in all; 1 in flight", clock)
     for key, used, expected in (("less", "0.20", "9.40"), ("more", "1.50", "8.50")):
         hold = limiter.hold(key, "0.60")
@@ -644,15 +630,11 @@ def test_a_block_that_raises_counts_what_was_used_beyond_its_reservation(clock: 
             _ = 1 / 0
         assert limiter.peek(key, expected)
         assert not limiter.peek(key, Decimal(expected) + Decimal("0.000001"))
-
-    async def walk() -> None:
-        hold = await limiter.ahold("async", "0.60")
-        hold.use("1.50")
-        with pytest.raises(ZeroDivisionError):
-            async with hold:
-                _ = 1 / 0
-
-    asyncio.run(walk())
+    hold = await limiter.ahold("async", "0.60")
+    hold.use("1.50")
+    with pytest.raises(ZeroDivisionError):
+        async with hold:
+            _ = 1 / 0
     assert limiter.hold("async", "8.50")
 
 
@@ -693,17 +675,13 @@ def test_a_reset_leaves_the_holds_of_other_limiters_alone(clock: ManualClock) ->
     assert spent.state == "expired"
 
 
-def test_a_pending_hold_has_one_block(clock: ManualClock) -> None:
+async def test_a_pending_hold_has_one_block(clock: ManualClock) -> None:
     limiter = make("5 in flight", clock)
-
-    async def walk() -> None:
-        pending = limiter.ahold("a")
-        async with pending:
-            with pytest.raises(HoldError, match="expected one block for each call, got a second one"):
-                async with pending:
-                    pytest.fail("it ran")
-
-    asyncio.run(walk())
+    pending = limiter.ahold("a")
+    async with pending:
+        with pytest.raises(HoldError, match="expected one block for each call, got a second one"):
+            async with pending:
+                pytest.fail("it ran")
     assert left(limiter) == 5
 
 
@@ -715,17 +693,13 @@ def test_what_comes_back_is_seen_by_a_hold_that_waits(clock: ManualClock, limit:
     cost = 1 if limit == "1 in flight" else 10
     began = clock.now()
     held = one.hold("a", cost, lease=600 if end.startswith("cancelled") else 1, on_expiry="release")
-    granted: list[Hold] = []
-    thread = threading.Thread(target=lambda: granted.append(other.hold("a", timeout=100)))
-    thread.start()
-    while not other.waiting("a"):
-        thread.join(0.01)
+    waiter = Waiter(other, verb="hold", timeout=100)
     if end.startswith("cancelled"):
         held.cancel()
-    while thread.is_alive():
+    while waiter.is_alive():
         clock.advance(0.25)
-        thread.join(0.01)
-    assert granted[0]
+        waiter.join(0.01)
+    assert waiter.result()
     assert clock.now() - began < 90 * 1_000_000  # not at the end of its time
 
 

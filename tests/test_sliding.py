@@ -178,24 +178,20 @@ def test_c5_limiters_with_different_prefixes_count_apart_also_without_the_server
     asyncio.run(walk("redis://127.0.0.1:1"))
 
 
-def test_c5_no_key_is_stored_as_another_one(server: Server) -> None:
+async def test_c5_no_key_is_stored_as_another_one(server: Server) -> None:
     """Long keys are stored by their beginning and a digest, which is longer than every short key."""
-
-    async def walk() -> None:
-        async with service(server) as (limiter, _clock):
-            prefix = str(limiter.settings.prefix)
-            with server.client() as client:
-                keys = ["", "a", "a:", "{a}", "{a}w1:", "%", "%25", "\ud800"]
-                keys += ["x" * 512, "x" * 513, "ü" * 300, "x" * 100_000]
-                for key in keys:
-                    assert (await limiter.check(key)).current_count == 1, key[:20]
-                for key in client.keys(f"{prefix}*"):
-                    assert len(key) <= len(prefix) + 576
-                    name = key[len(prefix) :].decode("utf-8", "surrogatepass")
-                    assert (await limiter.check(name)).current_count == (2 if name in keys else 1)
-                assert len(client.keys(f"{prefix}*")) == len(keys) + 3  # one of each long key's stored form
-
-    asyncio.run(walk())
+    async with service(server) as (limiter, _clock):
+        prefix = str(limiter.settings.prefix)
+        with server.client() as client:
+            keys = ["", "a", "a:", "{a}", "{a}w1:", "%", "%25", "\ud800"]
+            keys += ["x" * 512, "x" * 513, "ü" * 300, "x" * 100_000]
+            for key in keys:
+                assert (await limiter.check(key)).current_count == 1, key[:20]
+            for key in client.keys(f"{prefix}*"):
+                assert len(key) <= len(prefix) + 576
+                name = key[len(prefix) :].decode("utf-8", "surrogatepass")
+                assert (await limiter.check(name)).current_count == (2 if name in keys else 1)
+            assert len(client.keys(f"{prefix}*")) == len(keys) + 3  # one of each long key's stored form
 
 
 @pytest.mark.parametrize("prefix", ["headgate:", "headgate", "head", "headgate:windows:", "headgate-admin:x"])
@@ -330,30 +326,26 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert RateLimiter().settings == expected
 
 
-def test_bad_input_says_what_was_expected(where: Server | None) -> None:
+async def test_bad_input_says_what_was_expected(where: Server | None) -> None:
     for environment, text in [
         ({"HEADGATE_WINDOW_LIMIT": "many"}, "HEADGATE_WINDOW_LIMIT: expected a whole number, got 'many'"),
         ({"HEADGATE_STORE_TIMEOUT": "x"}, "HEADGATE_STORE_TIMEOUT: expected a number of seconds, got 'x'"),
     ]:
         assert refusal(RateLimitSettings.from_environment, environment) == text
-
-    async def walk() -> None:
-        async with service(where) as (limiter, _clock):
-            attempts: list[tuple[Any, str]] = [
-                ((5,), "key: expected a string, got 5"),
-                (("a", True), "limit: expected a whole number from 0 to 1000000, got True"),
-                (("a", []), "limit: expected a whole number from 0 to 1000000, got []"),
-                (("a", -1), "limit: expected a whole number from 0 to 1000000, got -1"),
-                (("a", 1, 0.5), "window_ms: expected a whole number from 1 to 9007199254740, got 0.5"),
-            ]
-            assert (await limiter.check("b", 1)).allowed
-            for arguments, text in attempts:
-                with pytest.raises(InvalidInput) as caught:
-                    await limiter.check(*arguments)
-                assert str(caught.value) == text
-            assert await limiter.get_counter("a") == 0
-
-    asyncio.run(walk())
+    async with service(where) as (limiter, _clock):
+        attempts: list[tuple[Any, str]] = [
+            ((5,), "key: expected a string, got 5"),
+            (("a", True), "limit: expected a whole number from 0 to 1000000, got True"),
+            (("a", []), "limit: expected a whole number from 0 to 1000000, got []"),
+            (("a", -1), "limit: expected a whole number from 0 to 1000000, got -1"),
+            (("a", 1, 0.5), "window_ms: expected a whole number from 1 to 9007199254740, got 0.5"),
+        ]
+        assert (await limiter.check("b", 1)).allowed
+        for arguments, text in attempts:
+            with pytest.raises(InvalidInput) as caught:
+                await limiter.check(*arguments)
+            assert str(caught.value) == text
+        assert await limiter.get_counter("a") == 0
 
 
 # In memory -----------------------------------------------------------------------------------------------------------
@@ -372,7 +364,7 @@ async def test_c3_a_clock_that_steps_back_stands_still(where: Server | None) -> 
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_c3_memory_says_what_the_server_says(server: Server, seed: int) -> None:
+async def test_c3_memory_says_what_the_server_says(server: Server, seed: int) -> None:
     """A random walk of two keys, through limits and windows that change with each call."""
     chance = random.Random(seed)
     clock, prefix = ManualClock(start=1000), f"walk{seed}:"
@@ -385,17 +377,14 @@ def test_c3_memory_says_what_the_server_says(server: Server, seed: int) -> None:
             return "reset_counter", (key,)
         return ("get_counter", (key, span)) if chosen < 0.3 else ("check", (key, chance.randint(0, 6), span))
 
-    async def walk() -> None:
-        async with RedisStore(server.url, clock=clock, timeout=PATIENCE) as store:
-            limiters = [RateLimiter(MemoryStore(clock=clock)), RateLimiter(store, RateLimitSettings(prefix=prefix))]
-            with server.client() as client:
-                for _ in range(400):
-                    verb, arguments = step()
-                    _expire(client, prefix, clock.now())
-                    results = [await getattr(limiter, verb)(*arguments) for limiter in limiters]
-                    assert results[0] == results[1], (verb, arguments)
-
-    asyncio.run(walk())
+    async with RedisStore(server.url, clock=clock, timeout=PATIENCE) as store:
+        limiters = [RateLimiter(MemoryStore(clock=clock)), RateLimiter(store, RateLimitSettings(prefix=prefix))]
+        with server.client() as client:
+            for _ in range(400):
+                verb, arguments = step()
+                _expire(client, prefix, clock.now())
+                results = [await getattr(limiter, verb)(*arguments) for limiter in limiters]
+                assert results[0] == results[1], (verb, arguments)
 
 
 def _expire(client: Any, prefix: str, now: int) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from headgate import (
-    Decision,
     HeadgateError,
     Limiter,
     ManualClock,
@@ -24,6 +23,7 @@ from headgate import (
 from tests.support.event_loop import until
 from tests.support.interruptions import interrupt
 from tests.support.refusals import refusal
+from tests.support.threads import Waiter
 from tests.support.valkey import PATIENCE, wait_for
 
 pytestmark = pytest.mark.once
@@ -32,26 +32,6 @@ pytestmark = pytest.mark.once
 def limiter_and_clock(burst: int = 1) -> tuple[Limiter, ManualClock]:
     clock = ManualClock()
     return Limiter(per_second(1, burst=burst), store=MemoryStore(clock=clock)), clock
-
-
-class Waiter(threading.Thread):
-    """A thread that acquires. Once made, it is in the queue."""
-
-    def __init__(self, limiter: Limiter, *args: Any, **options: Any) -> None:
-        super().__init__(daemon=True)
-        self.limiter, self.args, self.options = limiter, args, options
-        self.decision: Decision | None = None
-        before = limiter.waiting("a")
-        self.start()
-        wait_for(lambda: limiter.waiting("a") > before or not self.is_alive(), "the queue")
-
-    def run(self) -> None:
-        self.decision = self.limiter.acquire("a", *self.args, **self.options)
-
-    def result(self) -> Decision:
-        self.join(PATIENCE)
-        assert self.decision is not None
-        return self.decision
 
 
 def test_acquire_passes_at_once_if_it_can() -> None:
@@ -78,7 +58,7 @@ def test_acquire_is_first_come_first_served() -> None:
     for served in range(1, 6):
         clock.advance(1)
         wait_for(lambda served=served: limiter.waiting("a") == 5 - served, "the queue")  # type: ignore[misc]
-        assert [waiter.decision is not None or not waiter.is_alive() for waiter in waiters[:served]] == [True] * served
+        assert [waiter.found is not None or not waiter.is_alive() for waiter in waiters[:served]] == [True] * served
         assert all(waiter.is_alive() for waiter in waiters[served:])
     assert all(waiter.result() for waiter in waiters)
 
