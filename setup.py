@@ -14,6 +14,7 @@ from setuptools.errors import BaseError, CCompilerError
 COMPILED = [
     "limits/decision.py",
     "limits/headroom.py",
+    "limits/periods.py",
     "limits/meter.py",
     "limits/token_bucket.py",
     "limits/all_of.py",

@@ -13,31 +13,30 @@ from typing import Final
 
 from headgate._native import Text, i64, mypyc_attr
 from headgate.errors import refuse
-from headgate.limits.calendar import Calendar
-from headgate.limits.decision import NEVER, Decision, Details, Limit, State, decide_one
+from headgate.limits.decision import NEVER, Decision, Details, State, decide_one
 from headgate.limits.numbers import LARGEST, Number, decimal_text, smallest_units
+from headgate.limits.periods import PeriodLimit, PeriodState
 from headgate.limits.units import unit_of
 
 _LARGEST: Final[i64] = 2**53 - 1
 
 
 @mypyc_attr(acyclic=True)
-class BudgetState:
+class BudgetState(PeriodState):
     """What is used in the period that began at `start`, in smallest units.
 
-    `start` is in microseconds since 1970, or 0 without a period. `ahead` is what the store adds to its own time to get
-    the time of day.
+    `start` is in microseconds since 1970, or 0 without a period.
     """
 
-    __slots__ = ("ahead", "start", "used")
+    __slots__ = ("start", "used")
 
     def __init__(self, start: i64, used: i64, ahead: i64) -> None:
+        super().__init__(ahead)
         self.start = start
         self.used = used
-        self.ahead = ahead
 
 
-class Budget(Limit):
+class Budget(PeriodLimit):
     """So much in each hour, day, week, month or year of the calendar in a time zone; without a period, in all.
 
     >>> print(Budget(500, "month", unit="usd", zone="Europe/Berlin"))
@@ -49,18 +48,7 @@ class Budget(Limit):
     Weeks begin on Monday.
     """
 
-    __slots__ = (
-        "_amount",
-        "_calendar",
-        "_current",
-        "_decimals",
-        "_hash",
-        "_identity",
-        "_period",
-        "_scale",
-        "_unit",
-        "_zone",
-    )
+    __slots__ = ("_amount", "_decimals", "_hash", "_scale", "_unit")
 
     def __init__(
         self, amount: Number | str, period: Text | None = None, *, unit: Text = "", zone: Text = "UTC"
@@ -74,14 +62,8 @@ class Budget(Limit):
         )
         if period is None and zone != "UTC":
             refuse("Budget zone", "none where there is no period", zone)
-        self._calendar: Final = None if period is None else Calendar(period, zone)
-        self._period: Final = None if period is None else str(period)
-        self._zone: Final = str(zone)
-        # The start and end of the period of the last look. One object (mypyc would keep a tuple[int, int] as two
-        # fields), so that no thread sees half of another's.
-        self._current: tuple[int, ...] = (0, 0) if period is not None else (0, LARGEST)
+        super().__init__(f"budget {name}", period, zone)
         self._hash: Final = hash(self._fields())
-        self._identity: Final = f"budget {self._unit} {self._period} {self._zone}"
 
     @property
     def capacity(self) -> int:
@@ -104,47 +86,15 @@ class Budget(Limit):
         return self._period
 
     @property
-    def zone(self) -> str:
-        """The IANA name of the time zone of its periods."""
-        return self._zone
-
-    @property
-    def identity(self) -> object:
-        return self._identity
-
-    @property
-    def calendar(self) -> bool:
-        return self._calendar is not None
-
-    @property
     def decimals(self) -> int:
         return self._decimals
-
-    @property
-    def shares_counts(self) -> bool:
-        return True
-
-    @property
-    def uninterrupted(self) -> bool:
-        return False
 
     def integers(self) -> tuple[int]:
         """The amount in smallest units."""
         return (self._amount,)
 
-    def nearby(self, moment: int) -> list[int]:
-        """The starts of the previous, current, next and next but one period of a moment; [0] without a period."""
-        if self._calendar is None:
-            return [0]
-        start, end = self._calendar.at(moment)
-        return [self._calendar.previous(moment)[0], start, end, self._calendar.next(moment)[1]]
-
     def fresh(self, now: i64) -> State:
         return BudgetState(0, 0, 0)
-
-    def align(self, state: State, ahead: i64) -> None:
-        assert isinstance(state, BudgetState)
-        state.ahead = ahead
 
     def wait(self, state: State, now: i64, cost: i64) -> i64:
         assert isinstance(state, BudgetState)
@@ -163,15 +113,6 @@ class Budget(Limit):
         if state.used + cost <= self._amount:
             return 0
         return NEVER if self._calendar is None else self._end(state) - moment
-
-    def _period_at(self, moment: i64) -> tuple[int, ...]:
-        """The start and end of the period of a moment: of one before 1970, where a sweep may look, the first."""
-        current = self._current
-        if not current[0] <= moment < current[1]:
-            assert self._calendar is not None
-            current = self._calendar.at(max(moment, 0))
-            self._current = current
-        return current
 
     def _end(self, state: BudgetState) -> i64:
         """The end of the period that is counted: perhaps not that of the last look, if the clock has stepped back."""

@@ -3,9 +3,9 @@
 from typing import Final
 
 from headgate._native import i64, mypyc_attr
-from headgate.limits.calendar import Calendar
-from headgate.limits.decision import Decision, Limit, State, decide_one
+from headgate.limits.decision import Decision, State, decide_one
 from headgate.limits.numbers import LARGEST
+from headgate.limits.periods import PeriodLimit, PeriodState
 
 KEPT: Final = 400 * 86_400_000_000
 """Microseconds for which a day is kept after its start: 13 months."""
@@ -14,13 +14,13 @@ _decisions: Final[dict[str, Decision]] = {}  # for each zone the only one that t
 
 
 @mypyc_attr(acyclic=True)
-class MeterState:
+class MeterState(PeriodState):
     """What was used on each day, by the day's start in microseconds since 1970."""
 
-    __slots__ = ("ahead", "amount", "end", "newest", "other_days", "root")
+    __slots__ = ("amount", "end", "newest", "other_days", "root")
 
     def __init__(self) -> None:
-        self.ahead: i64 = 0
+        super().__init__(0)
         self.newest: i64 = -1  # the day of the last look
         self.end: i64 = -1  # of that day
         self.amount: i64 = 0  # what was used on it
@@ -75,7 +75,7 @@ class MeterState:
         return copied
 
 
-class Meter(Limit):
+class Meter(PeriodLimit):
     """Counts by day, in a time zone, and lets everything pass. What a hold has cost counts on the day of the hold.
 
     `unit` and its decimals say what is counted, for messages alone: meters that differ in them are the same.
@@ -84,61 +84,28 @@ class Meter(Limit):
     metered in Europe/Berlin
     """
 
-    __slots__ = ("_calendar", "_current", "_decision", "_identity", "_zone", "unit", "unit_decimals")
+    __slots__ = ("_decision", "unit", "unit_decimals")
 
     def __init__(self, zone: str = "UTC", unit: str = "", unit_decimals: int = 0) -> None:
+        super().__init__("meter", "day", zone)
         self.unit: Final = unit
         self.unit_decimals: Final = unit_decimals
-        self._calendar: Final = Calendar("day", zone)
-        self._zone: Final = zone
-        self._identity: Final = f"meter {zone}"
         if zone not in _decisions:
             _decisions[zone] = decide_one(self, 0, LARGEST, False, 0)
         self._decision: Final = _decisions[zone]
-        self._current: tuple[int, ...] = (0, 0)  # start and end of the day of the last look: one object, for threads
 
     @property
     def capacity(self) -> int:
         return LARGEST
 
-    @property
-    def zone(self) -> str:
-        """The IANA name of the time zone of its days."""
-        return self._zone
-
-    @property
-    def identity(self) -> object:
-        return self._identity
-
-    @property
-    def calendar(self) -> bool:
-        return True
-
-    @property
-    def shares_counts(self) -> bool:
-        return True
-
-    @property
-    def uninterrupted(self) -> bool:
-        return False
-
-    def nearby(self, moment: int) -> list[int]:
-        """The starts of the previous, current, next and next but one day of a moment."""
-        start, end = self._calendar.at(moment)
-        return [self._calendar.previous(moment)[0], start, end, self._calendar.next(moment)[1]]
-
     def fresh(self, now: i64) -> State:
         return MeterState()
-
-    def align(self, state: State, ahead: i64) -> None:
-        assert isinstance(state, MeterState)
-        state.ahead = ahead
 
     def wait(self, state: State, now: i64, cost: i64) -> i64:
         assert isinstance(state, MeterState)
         moment = now + state.ahead
         if not state.newest <= moment < state.end:
-            day = self._day_at(moment)
+            day = self._period_at(moment)
             state.turn_to(day[0], day[1])
         return 0
 
@@ -172,14 +139,6 @@ class Meter(Limit):
 
     def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> Decision:
         return self._decision
-
-    def _day_at(self, moment: i64) -> tuple[int, ...]:
-        """The start and the end of the day of a moment, in microseconds since 1970."""
-        current = self._current
-        if not current[0] <= moment < current[1]:
-            current = self._calendar.at(max(moment, 0))
-            self._current = current
-        return current
 
     def _fields(self) -> tuple[str]:
         return (self._zone,)
