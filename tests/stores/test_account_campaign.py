@@ -5,7 +5,6 @@
 """
 
 import asyncio
-import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -29,20 +28,16 @@ from tests.support.account_campaign import (
     LOW,
     RESOURCES,
     declared,
-    kind_of,
 )
 from tests.support.cluster import steady_cluster
 from tests.support.hold_campaign import Line, Record, microseconds, recorded
-from tests.support.holder_processes import Holders, starts_of_hours
+from tests.support.holder_processes import HOLDERS, KILLS, Holders, judge, starts_of_hours
 from tests.support.redis_store import keys_of, time_of
 from tests.support.valkey import PATIENCE, wait_for
-from tools.check_history import check_history
 
 pytestmark = [pytest.mark.long, pytest.mark.once]
 
-KILLS = int(os.environ.get("HOLD_KILLS", "16"))
 SESSIONS = int(os.environ.get("HOLD_SESSIONS", "50000"))
-HOLDERS = 8
 ROOTS = 16
 WRITTEN = 25_000  # bytes: some dozen holds
 SECOND = 1_000_000
@@ -62,7 +57,7 @@ def test_no_level_is_exceeded_and_usage_adds_up_when_holders_are_killed(tmp_path
         assert all(raw.dbsize() > 0 for raw in raws), "some root is on each master"
         looks, found = asyncio.run(look_at_all(holders.url, calls, tmp_path / "last.jsonl"))
     expect_denials_on_all_levels(calls)
-    judge([*calls, *looks], limits, tmp_path)
+    judge([*calls, *looks], limits, KINDS, tmp_path)
     expect_usage_to_add_up(calls, looks, found)
 
 
@@ -116,28 +111,6 @@ def expect_denials_on_all_levels(calls: Iterable[Line]) -> None:
     table = {resource: [bound[f"{resource}{level}"] for level in range(LEVELS)] for resource in RESOURCES}
     print(f"denials by resource and level: {table}")
     assert all(sum(table[resource][level] for resource in RESOURCES) for level in range(LEVELS))
-
-
-def judge(calls: list[Line], limits: list[Line], folder: Path) -> None:
-    """Expect that each root's calls can be explained."""
-    by_root: dict[str, list[Line]] = defaultdict(list)
-    for line in calls:
-        by_root[line["key"]].append(line)
-    found: list[str] = []
-    for kind in KINDS:
-        mine = [line for root in by_root if root.startswith(kind.name) for line in by_root[root]]
-        told = Counter(f"{line['verb']} {line['said']}" for line in mine)
-        print(f"{kind.name}: {len(mine):,} calls: {dict(sorted(told.items()))}")
-        assert told["hold passed"] > 0
-        assert told["hold denied"] > 0
-    for root, mine in by_root.items():
-        history = [*limits, *sorted(mine, key=lambda line: line["called"])]
-        crimes = check_history(history, lenient_denials=kind_of(root).lenient)
-        if crimes:
-            file = folder / f"{root}.history.jsonl"
-            file.write_text("".join([json.dumps(line) + "\n" for line in history]))
-            found += [f"{len(crimes)} crimes, in {file}", *map(str, crimes[:10])]
-    assert not found, "\n".join(found)
 
 
 def expect_usage_to_add_up(calls: list[Line], looks: list[Line], found: dict[str, ListedHold | None]) -> None:

@@ -5,9 +5,7 @@
 """
 
 import asyncio
-import json
 import os
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,39 +26,18 @@ from tests.support.hold_campaign import (
     declared,
     recorded,
 )
-from tests.support.holder_processes import Holders, starts_of_hours
+from tests.support.holder_processes import HOLDERS, KILLS, Holders, judge, starts_of_hours
 from tests.support.redis_store import keys_of, time_of
 from tests.support.valkey import PATIENCE, Server, wait_for
-from tools.check_history import check_history
 
 pytestmark = [pytest.mark.long, pytest.mark.once]
 
-KILLS = int(os.environ.get("HOLD_KILLS", "16"))
 KEYS = int(os.environ.get("HOLD_KEYS", "100000"))
-HOLDERS = 8
 WRITTEN = 20_000  # bytes: some hundred lines
 LEASES = 100_000
 SLOW = 5000  # microseconds
 SECOND = 1_000_000
 HOUR = 3600 * SECOND
-
-
-def judge(calls: list[Line], limits: list[Line], folder: Path) -> None:
-    """Expect that each kind's calls can be explained."""
-    found: list[str] = []
-    for kind in KINDS:
-        mine = sorted([line for line in calls if line["key"].startswith(kind.name)], key=lambda line: line["called"])
-        told = Counter(f"{line['verb']} {line['said']}" for line in mine)
-        print(f"{kind.name}: {len(mine):,} calls: {dict(sorted(told.items()))}")
-        assert told["hold passed"] > 0
-        assert told["hold denied"] > 0
-        history = [*limits, *mine]
-        file = folder / f"{kind.name}.history.jsonl"
-        file.write_text("".join([json.dumps(line) + "\n" for line in history]))
-        crimes = check_history(history, lenient_denials=kind.lenient)
-        if crimes:
-            found += [f"{len(crimes)} crimes, in {file}", *map(str, crimes[:10])]
-    assert not found, "\n".join(found)
 
 
 def test_what_killed_holders_have_held_is_counted_once_and_comes_back(tmp_path: Path) -> None:
@@ -74,7 +51,7 @@ def test_what_killed_holders_have_held_is_counted_once_and_comes_back(tmp_path: 
         calls = holders.history()
         wait_for(lambda: time_of(raws[0]) > ended + (LEASE + 1) * SECOND, "the end of all leases")
         calls += expect_all_slots(holders.url, calls, tmp_path)
-        judge(calls, limits, tmp_path)
+        judge(calls, limits, KINDS, tmp_path)
         expect_nothing_left(holders.url, calls, raws)
 
 

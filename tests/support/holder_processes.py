@@ -1,19 +1,57 @@
 """Processes that hold something and write down what they were told, to be killed while they are at work."""
 
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from tests.support.hold_campaign import Line, microseconds, recorded
 from tests.support.module_process import ROOT
 from tests.support.redis_store import time_of
 from tests.support.valkey import Server, wait_for
+from tools.check_history import check_history
 
+KILLS = int(os.environ.get("HOLD_KILLS", "16"))
+HOLDERS = 8
 HOUR = 3_600_000_000  # microseconds
+
+
+class Kind(Protocol):
+    """What some holds have in common. The keys of a kind begin with its name."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def lenient(self) -> bool: ...
+
+
+def judge(calls: Iterable[Line], limits: list[Line], kinds: Sequence[Kind], folder: Path) -> None:
+    """Expect that the calls on each key can be explained."""
+    by_key: dict[str, list[Line]] = defaultdict(list)
+    for line in calls:
+        by_key[line["key"]].append(line)
+    found: list[str] = []
+    for kind in kinds:
+        keys = [key for key in by_key if key.startswith(kind.name)]
+        told = Counter(f"{line['verb']} {line['said']}" for key in keys for line in by_key[key])
+        print(f"{kind.name}: {told.total():,} calls: {dict(sorted(told.items()))}")
+        assert told["hold passed"] > 0
+        assert told["hold denied"] > 0
+        for key in keys:
+            history = [*limits, *sorted(by_key[key], key=lambda line: line["called"])]
+            crimes = check_history(history, lenient_denials=kind.lenient)
+            if crimes:
+                file = folder / f"{key}.history.jsonl"
+                file.write_text("".join([json.dumps(line) + "\n" for line in history]))
+                found += [f"{len(crimes)} crimes, in {file}", *map(str, crimes[:10])]
+    assert not found, "\n".join(found)
 
 
 def starts_of_hours(raw: Any) -> list[int]:
