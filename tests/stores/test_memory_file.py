@@ -47,11 +47,16 @@ class Restarts:
         self.path = path
         self._offset = 0
         self.clock = ManualClock(START)
-        self.store: MemoryStore | None = None
+        self._store: MemoryStore | None = None
+
+    @property
+    def store(self) -> MemoryStore:
+        """The store of the process that has the file."""
+        if self._store is None:
+            self._store = MemoryStore(clock=self.clock, remember=self.path)
+        return self._store
 
     def limiter(self, limit: str, name: str = "llm") -> Limiter:
-        if self.store is None:
-            self.store = MemoryStore(clock=self.clock, remember=self.path)
         return Limiter(limit, store=self.store, name=name)
 
     def restart(self, down: float = 0) -> None:
@@ -61,9 +66,9 @@ class Restarts:
         self.clock = Rebooted(self.clock)
 
     def close(self) -> None:
-        if self.store is not None:
-            self.store.close()
-        self.store = None
+        if self._store is not None:
+            self._store.close()
+        self._store = None
 
 
 class Rebooted(ManualClock):
@@ -176,7 +181,6 @@ def test_a_reset_is_remembered(restarts: Restarts) -> None:
     assert limiter.list_holds("a") == []
     assert left(limiter, "a") == 5
     assert [hold.id for hold in limiter.list_holds("b")] == ["h"]
-    assert restarts.store is not None
     restarts.store.clear("llm", limiter.limit)
     restarts.limiter("9 in all", "other").check("c")
     restarts.restart()
@@ -321,12 +325,9 @@ def test_what_was_held_in_another_period_is_not_given_back_to_this_one(restarts:
 
 
 def test_a_hold_on_several_asks_is_remembered(restarts: Restarts) -> None:
-    restarts.limiter("1 in flight")
-    assert restarts.store is not None
     asks = [Ask("x", "a", parse("9 in all; 1 in flight"), 3), Ask("y", "b", parse("8 in all"), 4)]
     restarts.store.hold(asks, 200, HoldTerms("h", 60_000_000, False, 60_000_000))
     restarts.restart()
-    restarts.limiter("1 in flight")
     assert restarts.store.find_hold(asks, 200, "h").costs == (3, 4)
     restarts.store.settle(asks, 200, "h", [2, 6])
     restarts.restart()
@@ -457,10 +458,8 @@ def test_what_cannot_be_written_is_not_counted(restarts: Restarts) -> None:
     extended.extend(5)
     before = [left(part) for part in parts], limiter.list_holds("a")
     assert before[0] == [75, 1, 25, 35]
-    assert restarts.store is not None
 
     def attempts() -> Iterator[Callable[[], object]]:
-        assert restarts.store is not None
         yield lambda: limiter.check("a", 5)
         yield lambda: limiter.charge("a", 50)
         yield lambda: limiter.refund("a", 50)
@@ -495,7 +494,6 @@ def test_charges_beyond_the_bound_are_undone(restarts: Restarts) -> None:
     hold = limiter.hold("a", 10)
     for _ in range(9):
         hold.extend(1)
-    assert restarts.store is not None
     with full_disk(restarts.store), pytest.raises(StoreError):
         hold.extend(1)
     assert left(limiter) == 81
@@ -509,7 +507,6 @@ def test_a_charge_that_was_undone_gives_nothing_back(restarts: Restarts) -> None
     hold = limiter.hold("a", 10, lease=2 * DAY)
     restarts.clock.advance(3600)
     limiter.charge("a", 50)
-    assert restarts.store is not None
     with full_disk(restarts.store), pytest.raises(StoreError):
         hold.extend(5)
     hold.settle(4)
@@ -520,7 +517,6 @@ def test_what_came_back_meanwhile_is_written_when_the_disk_can_be(restarts: Rest
     limiter = restarts.limiter("100 in all")
     limiter.hold("a", 60, lease=60, on_expiry="release")
     restarts.clock.advance(60)
-    assert restarts.store is not None
     with full_disk(restarts.store), pytest.raises(StoreError):
         limiter.check("a")
     assert left(limiter) == 100
@@ -629,48 +625,42 @@ METERED = (
 
 def test_what_meters_have_counted_survives_a_restart(restarts: Restarts) -> None:
     """On each day, with its root; settled afterwards, a hold still counts on its own day."""
-    reopened(restarts).hold(METERED, 0, HoldTerms("early", 60 * 10**6, False, 7 * DAY * 10**6, "note \udcff", "shape"))
+    restarts.store.hold(METERED, 0, HoldTerms("early", 60 * 10**6, False, 7 * DAY * 10**6, "note \udcff", "shape"))
     restarts.restart(DAY)
-    store = reopened(restarts)
+    store = restarts.store
     (first,) = store.read_usage("usage", 0, 2**62)
     assert (first.root, first.key, first.amount) == ("acme", "acme/x\t\tusd", 7)
     store.hold([METERED[0], METERED[1]], 0, HoldTerms("late", 60 * 10**6, True, 10**6, forced=True))
     assert [row.amount for row in store.read_usage("usage", 0, 2**62)] == [7, 7]
     restarts.restart()
-    store = reopened(restarts)
+    store = restarts.store
     assert store.settle(METERED, 0, "early", [1, 3, 9]).state == "settled"
     restarts.restart()
-    store = reopened(restarts)
+    store = restarts.store
     assert [row.amount for row in store.read_usage("usage", 0, 2**62)] == [3, 7]
     assert store.read_usage("usage", first.start, first.start + 1, "acme") == [first._replace(amount=3)]
     assert store.read_hold("accounts", "acme", "early") == ("early", "settled", (1, 3, 9), 0, "note \udcff", "shape")
     restarts.restart(60)
-    store = reopened(restarts)
+    store = restarts.store
     assert [row.amount for row in store.read_usage("usage", 0, 2**62)] == [3]  # the late one was released
     restarts.restart(400 * DAY)
-    assert reopened(restarts).read_usage("usage", 0, 2**62) == []
+    assert restarts.store.read_usage("usage", 0, 2**62) == []
     restarts.close()
     assert rows(restarts.path, "meters") == []
 
 
 def test_meters_are_forgotten_and_cleared_in_the_file_too(restarts: Restarts) -> None:
-    store = reopened(restarts)
+    store = restarts.store
     for key in ("a", "b", "c"):
         store.apply(Verb.CHARGE, [Ask("usage", key, Meter(), 5, "acme")], 0)
     store.apply(Verb.REFUND, [Ask("usage", "b", Meter(), 2, "acme")], 0)
     store.forget("usage", "a", Meter())
     restarts.restart()
-    store = reopened(restarts)
+    store = restarts.store
     assert [(row.key, row.amount) for row in store.read_usage("usage", 0, 2**62)] == [("b", 3), ("c", 5)]
     store.clear("usage", Meter())
     restarts.restart()
-    assert reopened(restarts).read_usage("usage", 0, 2**62) == []
-
-
-def reopened(restarts: Restarts) -> MemoryStore:
-    store = restarts.limiter("1 in all").store
-    assert isinstance(store, MemoryStore)
-    return store
+    assert restarts.store.read_usage("usage", 0, 2**62) == []
 
 
 def test_a_damaged_file_is_left_alone(restarts: Restarts) -> None:
@@ -792,7 +782,6 @@ def test_a_verb_of_a_finalizer_in_the_middle_of_another_is_refused(restarts: Res
         except StoreError as error:
             outcomes.append(str(error))
 
-    assert restarts.store is not None
     file = restarts.store._remembered.file  # type: ignore[union-attr]
     with file._transaction("x"):
         check()
