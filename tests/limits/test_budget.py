@@ -1,7 +1,6 @@
 """Budgets: amounts, periods, clocks that step back, and holds that are corrected."""
 
 import math
-import pickle
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -151,50 +150,6 @@ def test_the_cost_of_a_request_in_smallest_units() -> None:
 )
 def test_bad_costs_are_refused(decimals: int, bad: Any, zero: bool, expected: str) -> None:
     assert refusal(cost_in, decimals, bad, zero=zero) == f"cost: expected {expected}, got {bad!r}"
-
-
-# Budgets as values.
-
-ALL = [
-    Budget(500, "month", unit="usd", zone="Europe/Berlin"),
-    Budget(500, "month", unit="usd"),
-    Budget(500, "month", unit="eur"),
-    Budget(500, "month"),
-    Budget(500, "day"),
-    Budget(500),
-    Budget("2.5", unit="credits:2"),
-    Budget("2.5", unit="credits:3"),
-    Slots(5),
-    Slots(500),
-]
-
-
-@pytest.mark.parametrize("limit", ALL, ids=str)
-def test_a_budget_pickles_compares_and_hashes_by_value(limit: Limit) -> None:
-    again = pickle.loads(pickle.dumps(limit))
-    assert again == limit
-    assert hash(again) == hash(limit)
-    assert [other for other in ALL if other == limit] == [limit]
-    assert eval(repr(limit)) == limit
-    with pytest.raises(AttributeError):
-        limit.amount = 5  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("limit", "text", "shown"),
-    [
-        (ALL[0], "500 usd/calendar month in Europe/Berlin",
-         "Budget(500, 'month', unit='usd', zone='Europe/Berlin')"),
-        (ALL[4], "500/calendar day", "Budget(500, 'day')"),
-        (ALL[5], "500 in all", "Budget(500)"),
-        (ALL[6], "2.5 credits:2 in all", "Budget('2.5', unit='credits:2')"),
-        (Budget("0.01", "year", unit="usd"), "0.01 usd/calendar year", "Budget('0.01', 'year', unit='usd')"),
-        (Slots(5), "5 in flight", "Slots(count=5)"),
-    ],
-)  # fmt: skip
-def test_a_budget_prints_itself_readably(limit: Limit, text: str, shown: str) -> None:
-    assert str(limit) == text
-    assert repr(limit) == shown
 
 
 def test_the_properties_of_a_budget() -> None:

@@ -12,11 +12,13 @@ from headgate import (
     BLOCKED,
     UNLIMITED,
     AllOf,
+    Budget,
     HeadgateError,
     InvalidInput,
     Limit,
     Limiter,
     SlidingWindow,
+    Slots,
     TokenBucket,
     limited,
     per_day,
@@ -34,6 +36,16 @@ ALL = [
     AllOf([per_second(5), per_minute(100)]),
     UNLIMITED,
     BLOCKED,
+    Budget(500, "month", unit="usd", zone="Europe/Berlin"),
+    Budget(500, "month", unit="usd"),
+    Budget(500, "month", unit="eur"),
+    Budget(500, "month"),
+    Budget(500, "day"),
+    Budget(500),
+    Budget("2.5", unit="credits:2"),
+    Budget("2.5", unit="credits:3"),
+    Slots(5),
+    Slots(500),
 ]
 
 
@@ -49,7 +61,7 @@ def test_a_limit_pickles_compares_and_hashes_by_value(limit: Limit) -> None:
 
 @pytest.mark.parametrize("limit", ALL, ids=str)
 def test_a_limit_is_frozen(limit: Limit) -> None:
-    for name in ("capacity", "refill", "window", "anything"):
+    for name in ("capacity", "refill", "window", "amount", "anything"):
         with pytest.raises(AttributeError):
             setattr(limit, name, 5)
 
@@ -75,6 +87,13 @@ def test_limits_are_equal_however_their_numbers_are_written() -> None:
         (SlidingWindow(1, 90), "1 per 90 seconds sliding", "SlidingWindow(limit=1, window=90)"),
         (AllOf([per_second(5), per_hour(9)]), "5/second; 9/hour",
          "AllOf([TokenBucket(capacity=5, refill=5, per=1), TokenBucket(capacity=9, refill=9, per=3600)])"),
+        (Budget(500, "month", unit="usd", zone="Europe/Berlin"), "500 usd/calendar month in Europe/Berlin",
+         "Budget(500, 'month', unit='usd', zone='Europe/Berlin')"),
+        (Budget(500, "day"), "500/calendar day", "Budget(500, 'day')"),
+        (Budget(500), "500 in all", "Budget(500)"),
+        (Budget("2.5", unit="credits:2"), "2.5 credits:2 in all", "Budget('2.5', unit='credits:2')"),
+        (Budget("0.01", "year", unit="usd"), "0.01 usd/calendar year", "Budget('0.01', 'year', unit='usd')"),
+        (Slots(5), "5 in flight", "Slots(count=5)"),
         (UNLIMITED, "unlimited", "UNLIMITED"),
         (BLOCKED, "blocked", "BLOCKED"),
     ],
