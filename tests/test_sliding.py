@@ -6,7 +6,6 @@ import random
 import re
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -21,6 +20,7 @@ from headgate import InvalidInput, Limiter, ManualClock, MemoryStore, RedisStore
 from headgate.sliding import RateLimiter, RateLimitResult, RateLimitSettings
 from headgate.stores import windows
 from tests.support.refusals import refusal
+from tests.support.threads import run_together
 from tests.support.valkey import PATIENCE, Server, cluster, wait_for
 from tests.support.wrapped_store import WrappedStore
 
@@ -414,22 +414,17 @@ def test_c4_memory_is_exact_under_threads() -> None:
 def _passed_of_a_burst() -> int:
     """How many pass at a limit of 150 when 8 threads, started together, make 50 checks each."""
     limiter = RateLimiter(MemoryStore(), RateLimitSettings(default_limit=150))
-    start, passed = threading.Barrier(8), list[bool]()
 
-    def hammer() -> None:
-        start.wait()
+    def hammer(_: int) -> int:
+        passed = 0
         for _ in range(50):
             try:
                 limiter.check("a").send(None)  # it waits for nothing, so no loop is needed
             except StopIteration as end:
-                passed.append(end.value.allowed)
+                passed += end.value.allowed
+        return passed
 
-    threads = [threading.Thread(target=hammer) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(passed)
+    return sum(run_together(8, hammer))
 
 
 async def test_keys_in_memory_go_when_no_window_reaches_them() -> None:
