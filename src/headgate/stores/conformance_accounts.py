@@ -19,6 +19,7 @@ from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.slots import Slots
 from headgate.limits.token_bucket import TokenBucket, per_day, per_second
 from headgate.stores.account_walks import ACCOUNT_WALKS
+from headgate.stores.asks import pieces_of
 from headgate.stores.base import Ask, Verb
 from headgate.stores.harness import MICROSECOND, SECOND, AccountHarness, MakeStore, cases_of, expect
 from headgate.stores.holds import HoldTerms, ListedHold, UsageRow
@@ -463,7 +464,7 @@ def each_part_has_its_decision(make: MakeStore) -> None:
     expect("left with decimals", str(held.parts[-1].left), "1.500000")
     expect("what bound within each", [one.bound for one in held.parts], [None, None, None, 1, *[None] * 4])
     expect("what bound of all", (held.decision.bound, held.decision.remaining), (5, 1))
-    for place, ask in enumerate(_pieces(harness.asks([2, 2, 2, 3, 500_000]))):
+    for place, ask in enumerate(pieces_of(harness.asks([2, 2, 2, 3, 500_000]))):
         if not ask.limit.counts_slots:
             alone = AccountHarness(make, []).store.apply(Verb.CHECK, [ask], LOW)
             expect(f"the part {place} as a check alone", held.parts[place], alone)
@@ -475,17 +476,13 @@ def each_part_has_its_decision(make: MakeStore) -> None:
     expect("extended", [one.remaining for one in extended.parts], [LARGEST, LARGEST, 8, 0, 27, 2, 17, 1])
 
 
-def _pieces(asks: Sequence[Ask]) -> list[Ask]:
-    return [ask.with_limit(piece) for ask in asks for piece in ask.limit.pieces]
-
-
 def each_part_is_peeked_at(make: MakeStore) -> None:
     harness = AccountHarness(make, [*LEVELS, *SLOTS, ("usd", "acme/x", AllOf([Budget(3), Slots(2)]))])
     asks = harness.some_asks()
 
     def compare(what: str) -> None:
         peeks = harness.accounts.peek_each(asks, LOW)
-        alone = tuple(harness.store.apply(Verb.PEEK, [piece.with_cost(1)], LOW) for piece in _pieces(asks))
+        alone = tuple(harness.store.apply(Verb.PEEK, [piece.with_cost(1)], LOW) for piece in pieces_of(asks))
         expect(f"peeked at {what}", peeks, alone)
 
     compare("first")
