@@ -795,5 +795,5 @@ def test_f1_an_attempt_passes_on_what_the_hold_is_kept_with(clock: ManualClock) 
     assert granted._costs == (60, 6)
     granted.settle({})
     assert owner.left() == [0, 0]
-    with pytest.raises(HoldError, match="at most 2 open holds of 'a', got one more"):
+    with pytest.raises(HoldError, match=r"expected at most 2 open holds of 'a', got one more; settle some first$"):
         [attempt_at(owner, asks, forced=True, most=2).ask() for _ in range(2)]

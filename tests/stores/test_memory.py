@@ -222,14 +222,6 @@ def test_a13_violations_are_dropped_too() -> None:
     assert len(store) < 6000, "3,000 are within the alert window of five minutes"
 
 
-def test_asks_that_name_a_key_twice_are_refused() -> None:
-    store = MemoryStore()
-    ask = Ask("", "a", per_minute(1), 1)
-    with pytest.raises(ValueError, match=r"^asks: expected each key once, got \['a', 'a'\]$"):
-        store.apply(Verb.CHECK, [ask, ask], 200)
-    assert len(store) == 0
-
-
 def test_max_keys_bad_input() -> None:
     for bad in (0, -1, True, 1.5, "many"):
         with pytest.raises(ValueError, match=r"^MemoryStore max_keys: expected a whole number from 1 to 9007"):

@@ -17,7 +17,7 @@ from headgate import (
     per_day,
     per_second,
 )
-from headgate.errors import HoldError, UnknownHold
+from headgate.errors import UnknownHold
 from headgate.limits.slots import Leases
 from headgate.stores.base import Ask, Verb
 from headgate.stores.holds import HoldAnswer, HoldTerms
@@ -258,31 +258,6 @@ def test_settled_holds_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     (record,) = caplog.records
     text = "MemoryStore: more than 3 settled holds; the oldest are forgotten, "
     assert record.getMessage() == text + "so that settling one of them again is an error"
-
-
-def test_open_holds_of_a_key_are_bounded() -> None:
-    clock = ManualClock()
-    store, limit = MemoryStore(clock=clock), per_day(100)
-
-    def hold(hold_id: str, key: str = "key", most: int = 3) -> str:
-        terms = HoldTerms(hold_id, 60 * 10**6, False, 10**6, most=most)
-        return store.hold([Ask("", key, limit, 1)], 0, terms).state
-
-    for number in range(3):
-        hold(str(number))
-    with pytest.raises(HoldError, match=r"expected at most 3 open holds of 'key', got one more; settle some first$"):
-        hold("more")
-    assert hold("more", "other") == "open"
-    settle(store, limit, "0", 1)
-    assert hold("more") == "open"
-    with pytest.raises(HoldError):
-        hold("yet more")
-    assert hold("yet more", most=4) == "open"
-    clock.advance(61)
-    for number in range(3):
-        assert hold(f"later {number}") == "open"
-    with pytest.raises(HoldError):
-        hold("one more")
 
 
 def test_ended_holds_are_forgotten_while_new_ones_come() -> None:
