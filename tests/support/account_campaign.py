@@ -6,12 +6,9 @@ some of what that one has left open, by what the store remembers of it.
 """
 
 import asyncio
-import random
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import count
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from headgate import UNLIMITED, Limit
@@ -20,11 +17,8 @@ from headgate.limits.meter import Meter
 from headgate.limits.notation import parse
 from headgate.stores.base import Ask
 from headgate.stores.holds import HoldAnswer, HoldTerms
-from headgate.stores.redis import RedisStore
-from tests.support.hold_campaign import Line, Record, end_with_parent, orphans
-from tests.support.valkey import PATIENCE
+from tests.support.hold_campaign import Holder, Line, run
 
-TASKS: Final = 50
 LEASE: Final = 1_500_000
 """Microseconds of the longest lease."""
 KEEP: Final = 7200_000_000
@@ -137,15 +131,10 @@ class Held(NamedTuple):
         return self.session.partition("/")[0]
 
 
-class AccountHolder:
-    """Tasks on one store."""
-
-    def __init__(self, store: RedisStore, record: Record, name: str, chance: random.Random) -> None:
-        self._store, self._record, self._name, self._chance = store, record, name, chance
-        self._numbers = count()
+class AccountHolder(Holder):
+    """Tasks on the accounts of one store."""
 
     async def work(self) -> None:
-        """One task: hold after hold, for ever."""
         while True:
             held = await self.hold(self.session(), f"{self._name}/{next(self._numbers)}")
             if held is not None:
@@ -156,9 +145,6 @@ class AccountHolder:
         chance, turn = self._chance, int(time.monotonic() / ROOT_SECONDS)
         root = f"{chance.choice(KINDS).name}-{turn}-{chance.randrange(ROOTS)}"
         return "/".join([root, *[f"{letter}{chance.randrange(2)}" for letter in "tgas"]])
-
-    async def pause(self, least: float, most: float) -> None:
-        await asyncio.sleep(self._chance.uniform(least, most))
 
     async def hold(self, session: str, hold_id: str) -> Held | None:
         """A hold, if it is granted. Now and then it is asked for twice."""
@@ -225,7 +211,7 @@ class AccountHolder:
         await self.call(line, held, lambda: self._store.asettle(asks, LOW, held.hold_id, costs, cancel=cancel))
 
     async def adopt(self, line: Line) -> None:
-        """Settle a hold that another holder has left behind, by what the store knows of it."""
+        """By what the store knows of it."""
         known = await self._store.aread_hold("accounts", line["key"], line["hold"])
         if known is None:
             return
@@ -251,20 +237,5 @@ class AccountHolder:
         return "denied"
 
 
-async def run(url: str, file: str, seed: str, *before: str) -> None:
-    name = f"holder-{seed}"
-    record, chance = Record(Path(file)), random.Random(int(seed))
-    async with RedisStore(f"{url}?client_name={name}", timeout=PATIENCE) as store:
-        holder = AccountHolder(store, record, name, chance)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(asyncio.to_thread(end_with_parent))
-            for one in before:
-                for line in orphans(Path(one)):
-                    if chance.random() < 0.5:
-                        tasks.create_task(holder.adopt(line))
-            for _ in range(TASKS):
-                tasks.create_task(holder.work())
-
-
 if __name__ == "__main__":
-    asyncio.run(run(*sys.argv[1:]))
+    asyncio.run(run(AccountHolder, *sys.argv[1:]))

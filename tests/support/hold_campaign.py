@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -109,12 +110,30 @@ def orphans(file: Path) -> Iterator[Line]:
     return (line for line in calls if line["verb"] == "hold" and line["said"] == "passed" and line["hold"] not in ended)
 
 
-class Holder:
+class Holder(ABC):
     """Tasks on one store."""
 
     def __init__(self, store: RedisStore, record: Record, name: str, chance: random.Random) -> None:
-        self._record, self._name, self._chance = record, name, chance
+        self._store, self._record, self._name, self._chance = store, record, name, chance
         self._numbers = count()
+
+    @abstractmethod
+    async def work(self) -> None:
+        """One task: hold after hold, for ever."""
+
+    @abstractmethod
+    async def adopt(self, line: Line) -> None:
+        """Settle a hold that another holder has left behind."""
+
+    async def pause(self, least: float, most: float) -> None:
+        await asyncio.sleep(self._chance.uniform(least, most))
+
+
+class LimiterHolder(Holder):
+    """Tasks with the limiters of all kinds."""
+
+    def __init__(self, store: RedisStore, record: Record, name: str, chance: random.Random) -> None:
+        super().__init__(store, record, name, chance)
         self._limiters = {kind.name: Limiter(kind.limit, store=store, name=kind.name) for kind in KINDS}
         self._parts = {
             part: Limiter(text, store=store, name=kind.name) for kind in KINDS for part, text in kind.parts.items()
@@ -125,7 +144,6 @@ class Holder:
         return f"{kind.name}-{turn}-{self._chance.randrange(kind.keys)}"
 
     async def work(self) -> None:
-        """One task: hold after hold, for ever."""
         while True:
             kind = self._chance.choice(KINDS)
             key = self.key_of(kind)
@@ -135,9 +153,6 @@ class Holder:
             if held is not None:
                 await self.use(kind, *held)
             await self.pause(0.02, 0.2)
-
-    async def pause(self, least: float, most: float) -> None:
-        await asyncio.sleep(self._chance.uniform(least, most))
 
     async def peek(self, kind: Kind, key: str) -> None:
         part = self._chance.choice(list(kind.parts))
@@ -196,7 +211,6 @@ class Holder:
             await self.call(line, end)
 
     async def adopt(self, line: Line) -> None:
-        """Settle a hold that another holder has left behind."""
         limiter = self._limiters[line["key"].partition("-")[0]]
         try:
             hold = await limiter.afind_hold(line["key"], line["hold"])
@@ -224,25 +238,26 @@ def said(decision: Decision) -> str:
     return "passed" if decision else "denied"
 
 
-async def run(url: str, file: str, seed: str, *before: str) -> None:
+async def run(kind: type[Holder], url: str, file: str, seed: str, *before: str) -> None:
+    """A holder in a process of its own, which settles some of what those before it have left behind."""
     name = f"holder-{seed}"
-    record = Record(Path(file))
+    record, chance = Record(Path(file)), random.Random(int(seed))
     async with RedisStore(f"{url}?client_name={name}", timeout=PATIENCE) as store:
-        holder = Holder(store, record, name, random.Random(int(seed)))
+        holder = kind(store, record, name, chance)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(asyncio.to_thread(end_with_parent))
+            tasks.create_task(asyncio.to_thread(_end_with_parent))
             for one in before:
                 for line in orphans(Path(one)):
-                    if holder.may(KINDS[0], 0.5):
+                    if chance.random() < 0.5:
                         tasks.create_task(holder.adopt(line))
             for _ in range(TASKS):
                 tasks.create_task(holder.work())
 
 
-def end_with_parent() -> None:
+def _end_with_parent() -> None:
     sys.stdin.read()
     os._exit(3)
 
 
 if __name__ == "__main__":
-    asyncio.run(run(*sys.argv[1:]))
+    asyncio.run(run(LimiterHolder, *sys.argv[1:]))
