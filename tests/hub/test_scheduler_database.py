@@ -210,7 +210,8 @@ async def test_a_failing_store_delays_assignments() -> None:
         async def astanding(self, offence: Offence) -> Standing:
             if self.failing:
                 raise StoreError("the server wants a password")
-            return await super().astanding(offence)
+            found: Standing = await super().astanding(offence)
+            return found
 
     clock = ManualClock()
     store = Failing(clock=clock)
