@@ -163,7 +163,7 @@ async def test_c3_c5_a_url_a_client_and_a_store_count_the_same_keys(server: Serv
         assert await client.keys(f"{prefix}*") == [f"{prefix}user:123".encode()]  # and the client is still open
 
 
-def test_c5_limiters_with_different_prefixes_count_apart_also_without_the_server(server: Server) -> None:
+async def test_c5_limiters_with_different_prefixes_count_apart_also_without_the_server(server: Server) -> None:
     async def walk(url: str) -> None:
         async with RedisStore(url, timeout=PATIENCE) as store:
             prefixes = ["one:", "two:", None]
@@ -172,10 +172,10 @@ def test_c5_limiters_with_different_prefixes_count_apart_also_without_the_server
             limiter = Limiter("100/minute sliding", store=store)
             assert (await limiter.acheck("a")).remaining == 99
 
-    asyncio.run(walk(server.url))
+    await walk(server.url)
     with server.client() as client:
         assert client.exists("one:a", "two:a", "headgate:windows:a") == 3
-    asyncio.run(walk("redis://127.0.0.1:1"))
+    await walk("redis://127.0.0.1:1")
 
 
 async def test_c5_no_key_is_stored_as_another_one(server: Server) -> None:
