@@ -13,7 +13,7 @@ from headgate.stores.redis.clients import Clients
 from headgate.stores.redis.keys import FORMAT, admin_prefix
 from headgate.stores.redis.resp import text_of
 from headgate.stores.redis.script import part
-from headgate.stores.redis.server_errors import ERRORS, describe_error
+from headgate.stores.redis.server_errors import server_errors
 
 _LOST: Final = "the server has lost its data, or is another one"
 _MISSING: Final = "the server has lost its data, or is another, empty one"
@@ -148,10 +148,8 @@ class RedisGeneration:
         await self._ask(lambda client: client.eval(_REPLACE, 1, key, old, new))
 
     async def _ask(self, work: Callable[[AsyncClient], Any]) -> Any:
-        try:
+        with server_errors("the generation of the store can't be read or written"):
             return await self._clients.acall(work)
-        except ERRORS as error:
-            raise StoreAway(f"the generation of the store can't be read or written: {describe_error(error)}") from error
 
 
 def _is_older(age: DataVersion, seen: DataVersion) -> bool:

@@ -34,12 +34,13 @@ def describe_error(error: BaseException) -> str:
 
 
 @contextmanager
-def server_errors() -> Iterator[None]:
-    """Raise `StoreAway` for an error of redis-py."""
+def server_errors(failure: str = "") -> Iterator[None]:
+    """Raise `StoreAway` for an error of redis-py: what can't be done because of it, and the error."""
     try:
         yield
     except ERRORS as error:
-        raise StoreAway(describe_error(error)) from error
+        reason = describe_error(error)
+        raise StoreAway(f"{failure}: {reason}" if failure else reason) from error
 
 
 def lost_connection(error: RuntimeError) -> redis.ConnectionError:
