@@ -44,7 +44,8 @@ from headgate.stores.redis.server_errors import server_errors
 _PAGE: Final = 100  # holds that one call reads
 _SCAN_COUNT: Final = 1000  # keys that one SCAN looks at
 
-Step: TypeAlias = Request[Any] | tuple[object, ...]
+Step: TypeAlias = Request[Any] | tuple[object, ...] | bytes
+"""A request, a command, or a pattern of the keys to find."""
 
 
 class RedisHolds:
@@ -223,21 +224,28 @@ class RedisHolds:
 
     def list_holds(self, name: str, key: str, count: int) -> list[ListedHold]:
         """See `HoldStore.list_holds`. Those that are settled are not listed. Raises `StoreAway` like `forget`."""
-        with server_errors():
-            return drive(self._list(name, key, count), self._perform)
+        return drive(self._list(name, key, count), self._perform)
 
     async def alist_holds(self, name: str, key: str, count: int) -> list[ListedHold]:
-        with server_errors():
-            return await adrive(self._list(name, key, count), self._aperform)
+        return await adrive(self._list(name, key, count), self._aperform)
 
     def _perform(self, step: Step) -> Any:
-        return self._executor.execute(step) if isinstance(step, Request) else self._clients.call(_command(step))
+        with server_errors():
+            if isinstance(step, Request):
+                return self._executor.execute(step)
+            if isinstance(step, bytes):
+                return self._clients.call(partial(_scan, pattern=step), timeouts=None)
+            return self._clients.call(_command(step))
 
-    def _aperform(self, step: Step) -> Any:
-        return self._executor.aexecute(step) if isinstance(step, Request) else self._clients.acall(_command(step))
+    async def _aperform(self, step: Step) -> Any:
+        with server_errors():
+            if isinstance(step, Request):
+                return await self._executor.aexecute(step)
+            if isinstance(step, bytes):
+                return await self._clients.acall(partial(_ascan, pattern=step), timeouts=None)
+            return await self._clients.acall(_command(step))
 
     def _list(self, name: str, key: str, count: int) -> Flow[Step, list[ListedHold]]:
-        """Yields commands to send."""
         root = self.keys.root(key)
         now = yield TimeRequest(root + open_ending(name))
         found: list[tuple[str, HoldRecord]] = []
@@ -276,12 +284,10 @@ class RedisHolds:
 
     def read_hold(self, name: str, key: str, hold_id: str) -> ListedHold | None:
         """See `AccountStore.read_hold`. Raises `StoreAway` while the server is away."""
-        with server_errors():
-            return drive(self._read(name, key, hold_id), self._perform)
+        return drive(self._read(name, key, hold_id), self._perform)
 
     async def aread_hold(self, name: str, key: str, hold_id: str) -> ListedHold | None:
-        with server_errors():
-            return await adrive(self._read(name, key, hold_id), self._aperform)
+        return await adrive(self._read(name, key, hold_id), self._aperform)
 
     def _read(self, name: str, key: str, hold_id: str) -> Flow[Step, ListedHold | None]:
         root = self.keys.root(key)
@@ -319,18 +325,10 @@ class RedisHolds:
 
     def read_usage(self, name: str, first: int, last: int, root: str | None = None) -> list[UsageRow]:
         """See `AccountStore.read_usage`. Of all roots, it looks at every key in the server. Raises `StoreAway`."""
-        with server_errors():
-            names = [self.keys.root(root) + days_ending(name)] if root is not None else None
-            if names is None:
-                names = self._clients.call(partial(_scan, pattern=self.keys.days_pattern(name)), timeouts=None)
-            return drive(self._usage(name, first, last, names, root), self._perform)
+        return drive(self._usage(name, first, last, root), self._perform)
 
     async def aread_usage(self, name: str, first: int, last: int, root: str | None = None) -> list[UsageRow]:
-        with server_errors():
-            names = [self.keys.root(root) + days_ending(name)] if root is not None else None
-            if names is None:
-                names = await self._clients.acall(partial(_ascan, pattern=self.keys.days_pattern(name)), timeouts=None)
-            return await adrive(self._usage(name, first, last, names, root), self._aperform)
+        return await adrive(self._usage(name, first, last, root), self._aperform)
 
     def _give_back_due(self, name: str, root: str, zone: str) -> Flow[Step, None]:
         """Have expired holds give back what they have used, if their terms say so: a look at the meter does that."""
@@ -338,10 +336,9 @@ class RedisHolds:
         if (yield ("EXISTS", stored)):
             yield PeekEachRequest(self.keys, [Ask(name, "", Meter(zone), 1, root)], 0)
 
-    def _usage(
-        self, name: str, first: int, last: int, names: list[bytes], asked: str | None
-    ) -> Flow[Step, list[UsageRow]]:
+    def _usage(self, name: str, first: int, last: int, asked: str | None) -> Flow[Step, list[UsageRow]]:
         rows: list[UsageRow] = []
+        names = (yield self.keys.days_pattern(name)) if asked is None else [self.keys.root(asked) + days_ending(name)]
         for stored in names:
             root = self.keys.root_of(stored) if asked is None else asked
             start_of_names = stored.removesuffix(days_ending(name))
@@ -351,8 +348,9 @@ class RedisHolds:
             for day in days:
                 zone, _, start = day.decode().rpartition(":")
                 counted = yield ("HGETALL", start_of_names + meter_ending(name, zone) + encode(start))
-                pairs = list(counted.items()) if isinstance(counted, dict) else _pairs(counted)
-                for key, used in pairs:
+                flat = not isinstance(counted, dict)
+                fields = zip(counted[::2], counted[1::2], strict=True) if flat else counted.items()
+                for key, used in fields:
                     amount = min(int(used), LARGEST)
                     if amount > 0:
                         rows.append(UsageRow(root, key.decode("utf-8", "surrogatepass"), int(start), amount))
@@ -367,10 +365,6 @@ def _decoded(stored: bytes | None) -> str | None:
         return stored.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
         return None
-
-
-def _pairs(flat: list[bytes]) -> list[tuple[bytes, bytes]]:
-    return list(zip(flat[::2], flat[1::2], strict=True))
 
 
 def _scan(client: Client, pattern: bytes) -> list[bytes]:
