@@ -62,13 +62,13 @@ class ApplyRequest(Request[Decision]):
     def __init__(
         self, keys: Keys, verb: Verb, asks: Sequence[Ask], low: i64, offence: Offence | None, request_id: str
     ) -> None:
-        self._verb: Final = verb
-        self._low: Final = low
+        self.verb: Final = verb
+        self.low: Final = low
+        self.offence: Final = offence
         self._backoff: Final = None if offence is None else offence.backoff
-        self._offence: Final = offence
         self._keys: Final = keys
-        self._asks: Final = asks
-        self._request_id: Final = request_id
+        self.asks: Final = asks
+        self.request_id: Final = request_id
         self._codecs: Final[list[LimitCodec]] = []
         self._costs: Final[list[int]] = []
         names: list[bytes] = []
@@ -106,9 +106,9 @@ class ApplyRequest(Request[Decision]):
         super().__init__(keys.spec(_LETTERS[verb], limits, self._backoff, bool(request_id)), names, numbers)
 
     def read(self, row: list[int], at: i64, now: i64) -> i64:
-        verb, passed = self._verb, row[at] == 1
+        verb, passed = self.verb, row[at] == 1
         decisions, at = self._decide(row, at + 1, now, passed)
-        decision = place_in(decisions[0] if len(decisions) == 1 else binding_of(decisions), self._asks, self._pieces)
+        decision = place_in(decisions[0] if len(decisions) == 1 else binding_of(decisions), self.asks, self._pieces)
         if self._backoff is not None:
             if verb is CHECK and not passed:
                 decision = decision.with_violation(_violation(self._backoff, row, at))
@@ -118,23 +118,23 @@ class ApplyRequest(Request[Decision]):
 
     def _decide(self, row: list[int], at: i64, now: i64, passed: bool) -> tuple[list[Decision], i64]:
         """The decision on each piece, and the position after them."""
-        verb = self._verb
+        verb = self.verb
         decisions = []
         for i in range(len(self._codecs)):
             cost: i64 = self._costs[i] if verb is CHECK or verb is PEEK else 1
-            decision, at = self._codecs[i].decide(row, at, now, cost, self._low, passed and verb is CHECK, self._ahead)
+            decision, at = self._codecs[i].decide(row, at, now, cost, self.low, passed and verb is CHECK, self._ahead)
             decisions.append(decision)
         return decisions, at
 
     def again(self) -> Request[Decision]:
-        return ApplyRequest(self._keys, self._verb, self._asks, self._low, self._offence, self._request_id)
+        return ApplyRequest(self._keys, self.verb, self.asks, self.low, self.offence, self.request_id)
 
     def refunds(self) -> list[Request[Any]]:
         """For a check that passed. One with an id may be asked again, and gets the same answer then."""
         answer = self.answer
-        if self._verb is not CHECK or self._request_id or not isinstance(answer, Decision) or not answer:
+        if self.verb is not CHECK or self.request_id or not isinstance(answer, Decision) or not answer:
             return []
-        return [ApplyRequest(self._keys, Verb.REFUND, self._asks, self._low, None, "")]
+        return [ApplyRequest(self._keys, Verb.REFUND, self.asks, self.low, None, "")]
 
 
 class PeekEachRequest(Request[tuple[Decision, ...]]):

@@ -150,7 +150,7 @@ class RedisStore(RedisHolds, Closable):
                 return drive(flow, self._executor.execute)
             return self._executor.execute(request)
         except (StoreAway, ForeignData) as error:
-            return self._decide_without(error, verb, asks, low, offence, request_id)
+            return self._decide_without(error, request)
 
     async def aapply(
         self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None = None, request_id: str = ""
@@ -166,22 +166,13 @@ class RedisStore(RedisHolds, Closable):
                 return await adrive(flow, self._executor.aexecute)
             return await self._executor.aexecute(request)
         except (StoreAway, ForeignData) as error:
-            return self._decide_without(error, verb, asks, low, offence, request_id)
+            return self._decide_without(error, request)
 
-    def _decide_without(
-        self,
-        error: StoreAway | ForeignData,
-        verb: Verb,
-        asks: Sequence[Ask],
-        low: int,
-        offence: Offence | None,
-        request_id: str,
-    ) -> Decision:
+    def _decide_without(self, error: StoreAway | ForeignData, request: ApplyRequest) -> Decision:
         """Decide without the server."""
         fallback = self._fallback_on(error)
-        if any([ask.limit.shares_counts for ask in asks]):
-            return self._outage.apply(verb, asks, low, offence, request_id)
-        return fallback.apply(verb, asks, low, offence, request_id)
+        away = self._outage if any([ask.limit.shares_counts for ask in request.asks]) else fallback
+        return away.apply(request.verb, request.asks, request.low, request.offence, request.request_id)
 
     def _fallback_on(self, error: StoreAway | ForeignData) -> Fallback:
         """The fallback for an error, which is logged."""
@@ -278,19 +269,17 @@ class RedisStore(RedisHolds, Closable):
 
     def forget(self, name: str, key: str, rule: Rule, root: str = "") -> bool:
         """See `Store.forget`. Raises `StoreAway` while the server is away: its counts can't be dropped then."""
-        for draw in self._forget_cached(name, key, rule):
-            self._executor.execute(draw)
-        request = ForgetRequest(self.keys, name, key, rule, root)
-        known = bool(request.keys) and self._executor.execute(request)
-        self._fallback.forget(name, key, rule)  # not before: a call that fails must not refill the local share
-        return known
+        return drive(self._forget(name, key, rule, root), self._executor.execute)
 
     async def aforget(self, name: str, key: str, rule: Rule, root: str = "") -> bool:
-        for draw in self._forget_cached(name, key, rule):
-            await self._executor.aexecute(draw)
+        return await adrive(self._forget(name, key, rule, root), self._executor.aexecute)
+
+    def _forget(self, name: str, key: str, rule: Rule, root: str) -> Flow[Request[Any], bool]:
+        for draw in self._forget_cached(name, key, rule):  # noqa: UP028 - a list takes no results
+            yield draw
         request = ForgetRequest(self.keys, name, key, rule, root)
-        known = bool(request.keys) and await self._executor.aexecute(request)
-        self._fallback.forget(name, key, rule)
+        known = bool(request.keys) and (yield request)
+        self._fallback.forget(name, key, rule)  # not before: a call that fails must not refill the local share
         return known
 
     def _forget_cached(self, name: str, key: str, rule: Rule) -> list[DrawRequest]:
