@@ -5,7 +5,9 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, SupportsIndex
 from uuid import uuid4
 
@@ -294,51 +296,49 @@ class RedisStore(RedisHolds, Closable):
 
     def clear(self, name: str, rule: Rule) -> None:
         """See `Store.clear`. It looks at every key in the server, and raises `StoreAway` like `forget`."""
-        self._clear_cached(name, rule)
-        try:
-            drop_keys(self._clients, self.keys, self.keys.patterns(name, rule))
-        finally:
-            self._clear_cached(name, rule)  # once more: of tokens that were drawn meanwhile the server knows nothing
-        self._fallback.clear(name, rule)
+        drive(self._clear(name, rule), partial(drop_keys, self._clients, self.keys))
 
     async def aclear(self, name: str, rule: Rule) -> None:
-        self._clear_cached(name, rule)
-        try:
-            await adrop_keys(self._clients, self.keys, self.keys.patterns(name, rule))
-        finally:
-            self._clear_cached(name, rule)
-        self._fallback.clear(name, rule)
+        await adrive(self._clear(name, rule), partial(adrop_keys, self._clients, self.keys))
 
-    def _clear_cached(self, name: str, rule: Rule) -> None:
-        if self._caches is not None:
-            self._caches.clear(name, rule)
+    def _clear(self, name: str, rule: Rule) -> Flow[list[bytes], None]:
+        """Yields the patterns of the keys to drop."""
+        with self._uncached(lambda caches: caches.clear(name, rule)):
+            yield self.keys.patterns(name, rule)
+        self._fallback.clear(name, rule)
 
     def reset(self) -> Counter[str]:
         """See `ResettableStore.reset`. It looks at every key in the server, and raises `StoreAway` like `forget`."""
-        self._reset_cached()
         clients = Clients(self._where, _RESET_TIMEOUT)
         try:
-            dropped = drop_keys(clients, self.keys, [self.keys.every()])
+            return drive(self._reset(), partial(drop_keys, clients, self.keys))
         finally:
             clients.close()
-            self._reset_cached()
-        self._fallback.memory.reset()
-        return dropped
 
     async def areset(self) -> Counter[str]:
-        self._reset_cached()
         clients = Clients(self._where, _RESET_TIMEOUT)
         try:
-            dropped = await adrop_keys(clients, self.keys, [self.keys.every()])
+            return await adrive(self._reset(), partial(adrop_keys, clients, self.keys))
         finally:
             await clients.aclose()
-            self._reset_cached()
+
+    def _reset(self) -> Flow[list[bytes], Counter[str]]:
+        with self._uncached(LocalCaches.reset):
+            dropped: Counter[str] = yield [self.keys.every()]
         self._fallback.memory.reset()
         return dropped
 
-    def _reset_cached(self) -> None:
-        if self._caches is not None:
-            self._caches.reset()
+    @contextmanager
+    def _uncached(self, drop: Callable[[LocalCaches], None]) -> Iterator[None]:
+        """Drop what is cached here before and after: of tokens that are drawn meanwhile the server knows nothing."""
+        if self._caches is None:
+            yield
+            return
+        drop(self._caches)
+        try:
+            yield
+        finally:
+            drop(self._caches)
 
     def change_log(self) -> RedisChangeLog:
         """The log of changes, shared by all nodes."""
@@ -361,26 +361,22 @@ class RedisStore(RedisHolds, Closable):
 
     def verify(self) -> None:
         """See `ServerStore.verify`."""
-        try:
-            drive(self._executor.startup.look_at_server(), lambda _: self._executor.info())
-            for request in self._probes():
-                self._executor.thread_batcher.execute(request)
-        except (*ERRORS, StoreAway) as error:
-            raise startup_error(error) from error
+        executor = self._executor
+        drive(self._verify(), lambda ask: executor.info() if ask is None else executor.thread_batcher.execute(ask))
 
     async def averify(self) -> None:
+        executor = self._executor
+        await adrive(self._verify(), lambda ask: executor.ainfo() if ask is None else executor.aexecute(ask))
+
+    def _verify(self) -> Flow[Request[Any] | None, None]:
+        """Yields None for the result of INFO, and requests that read and write one of our keys and leave nothing."""
+        key, limit = f"verify-{uuid4().hex}", per_second(1)
         try:
-            await adrive(self._executor.startup.look_at_server(), lambda _: self._executor.ainfo())
-            for request in self._probes():
-                await self._executor.aexecute(request)
+            yield from self._executor.startup.look_at_server()
+            yield ApplyRequest(self.keys, Verb.CHECK, [Ask("", key, limit, 1)], 0, None, "")
+            yield ForgetRequest(self.keys, "", key, limit)
         except (*ERRORS, StoreAway) as error:
             raise startup_error(error) from error
-
-    def _probes(self) -> list[Request[Any]]:
-        """Requests that read and write one of our keys, and leave nothing behind."""
-        key, limit = f"verify-{uuid4().hex}", per_second(1)
-        check = ApplyRequest(self.keys, Verb.CHECK, [Ask("", key, limit, 1)], 0, None, "")
-        return [check, ForgetRequest(self.keys, "", key, limit)]
 
     # Events and the log ----------------------------------------------------------------------------------------------
 
