@@ -154,7 +154,7 @@ class HoldRequest(Request[HoldAnswer]):
     def counted(self) -> list[bytes]:
         """The keys of counts alone. Those of meters have their fields behind them, so that each is there once."""
         plan, names = self._plan, self.keys[: self._names]
-        if not plan.metered:
+        if not plan.meters:
             return names
         return counted_names(plan.codecs, names, [self._asks[place].key for place in plan.places])
 
@@ -164,10 +164,9 @@ class HoldRequest(Request[HoldAnswer]):
         costs, terms = self._costs, self._terms
         each = costs if len(costs) == len(plan.cost_places) else [costs[place] for place in plan.cost_places]
         middle = plan.costs.pack(*costs)
-        if terms is None:
-            most = 0
-            texts = pack("<H", len(own_id)) + own_id + pack("<H", len(middle)) + middle + _NO_SHAPE
-        else:
+        most = 0
+        shaped = _NO_SHAPE
+        if terms is not None:
             most = min(terms.most, MAX_OPEN_HOLDS)
             digest, shape = self._shape_to_store(root, terms)
             note = encode(terms.note) if terms.note else b""
@@ -175,11 +174,9 @@ class HoldRequest(Request[HoldAnswer]):
                 middle += pack("<B", len(digest)) + digest + pack("<H", len(note)) + note + pack("<I", checksum)
             else:
                 middle += _NO_NOTE + pack("<I", checksum)
-            texts = pack("<H", len(own_id)) + own_id + pack("<H", len(middle)) + middle
             if digest:
-                texts += pack("<B", len(digest)) + digest + pack("<I", len(shape)) + shape
-            else:
-                texts += _NO_SHAPE
+                shaped = pack("<B", len(digest)) + digest + pack("<I", len(shape)) + shape
+        texts = pack("<H", len(own_id)) + own_id + pack("<H", len(middle)) + middle + shaped
         head = plan.simple_head.pack(
             given, flag, lease, keep, HOLD_IDS.number(), checksum, self._ahead, most, len(costs), *each
         )
@@ -307,8 +304,9 @@ def settle_request(
     """`HoldStore.settle`."""
     none = [0] * len(asks)
     if cancel:
-        return HoldRequest(keys, _SETTLE, asks, low, hold_id, none, (1, 1, 0, 0, 0), None, True)
-    return HoldRequest(keys, _SETTLE, asks, low, hold_id, costs or none, (costs is not None, 0, 0, 0, 0), None, True)
+        costs = none
+    rest = (costs is not None, cancel, 0, 0, 0)
+    return HoldRequest(keys, _SETTLE, asks, low, hold_id, costs or none, rest, None, True)
 
 
 def extend_request(

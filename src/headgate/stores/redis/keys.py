@@ -175,19 +175,26 @@ class HoldPlan:
         self.codecs: Final[list[LimitCodec]] = []
         self.places: Final[list[int]] = []
         """Of each codec: which ask it belongs to."""
+        self.cost_places: Final[list[int]] = []
+        """Of each part of all codecs: which ask it belongs to."""
         self.dated: Final[list[LimitCodec]] = []
-        self.metered = False
+        self.meters: Final[list[int]] = []
+        """The places of meters' keys among those of all."""
         spec = b""
+        names = 0
         for place, ask in enumerate(asks):
             spec += b"a"
             for piece in ask.limit.pieces:
                 codec = keys.codec(ask.name, piece)
                 self.codecs.append(codec)
                 self.places.append(place)
+                self.cost_places.extend([place] * len(codec.parts))
                 spec += codec.spec
-                self.metered = self.metered or codec.metered
                 if codec.calendar:
                     self.dated.append(codec)
+                if codec.metered:
+                    self.meters.append(names)
+                names += len(codec.endings)
         self._spec: Final = spec
         self._specs: Final[dict[bytes, bytes]] = {}
         self.head: Final = Struct(f"<{7 + len(asks)}d")
@@ -202,17 +209,7 @@ class HoldPlan:
         self.simple_settle: Final = b"T" + letters
         self.simple_head: Final = Struct(f"<{9 + len(letters)}d")
         self.costs: Final = Struct(f"<{len(asks)}I")
-        self.cost_places: Final[list[int]] = []
-        for place, codec in zip(self.places, self.codecs, strict=True):
-            self.cost_places.extend([place] * len(codec.parts))
-        place = 0
         self._block: tuple[int, int, bytes] = (0, 0, b"")
-        self.meters: Final[list[int]] = []
-        """The places of meters' keys among those of all."""
-        for codec in self.codecs:
-            if codec.metered:
-                self.meters.append(place)
-            place += len(codec.endings)
         self.days: list[bytes] = []
         """The start of the current day of each meter, in digits, as of the last `block`."""
 
