@@ -54,7 +54,7 @@ def come_back(server: Server, store: RedisStore, breaker_clock: ManualClock) -> 
     def booked() -> bool:
         breaker_clock.advance(1)
         store.apply(Verb.PEEK, asks(0, per_day(1)), 0)
-        return not store.degraded and len(store._bookings or ()) == 0
+        return not store.degraded and len(store._bookings) == 0
 
     wait_for(booked, "the bookings")
 
@@ -173,7 +173,7 @@ def test_a_task_that_is_cancelled_while_the_server_hangs_leaves_no_hold(
 
         def given_back() -> bool:
             breaker_clock.advance(1)
-            return not limiter.peek("key").degraded and len(store._bookings or ()) == 0
+            return not limiter.peek("key").degraded and len(store._bookings) == 0
 
         wait_for(given_back, "the booking of its end")
         assert limiter.list_holds("key") == []
@@ -281,7 +281,6 @@ def test_a_hold_that_was_granted_meanwhile_can_be_renewed(own: Server, breaker_c
 def test_of_many_renewals_one_waits(own: Server, breaker_clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bookings, "MAX_BOOKINGS", 2)
     with RedisStore(own.url, clock=ManualClock(0)) as store:
-        assert store._bookings is not None
         own.kill()
         for lease in (70, 95, 80):
             store.extend(asks(1), 0, "a", None, lease * 1_000_000)
@@ -296,7 +295,6 @@ def test_of_many_renewals_one_waits(own: Server, breaker_clock: ManualClock, mon
 
 def test_a_renewal_while_the_one_before_is_sent_is_sent_too(breaker_clock: ManualClock) -> None:
     with Server("--appendonly", "yes", "--appendfsync", "always") as server, RedisStore(server.url) as store:
-        assert store._bookings is not None
         store.hold(asks(1), 0, terms("a"))
         server.kill()
         store.extend(asks(1), 0, "a", None, 70_000_000)
@@ -362,7 +360,7 @@ def test_what_is_not_ours_fails_alone(
         assert limiter.list_holds("a") == []
         assert strange.settle(5).degraded
         assert not fine.settle(5).degraded
-        wait_for(lambda: len(store._bookings or ()) == 0, "the bookings")
+        wait_for(lambda: len(store._bookings) == 0, "the bookings")
         assert "can't be booked" in caplog.text
         assert not store.degraded
         with pytest.raises(StoreAway, match="that this headgate didn't write"):

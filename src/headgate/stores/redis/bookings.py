@@ -11,7 +11,8 @@ from headgate.errors import HeadgateError, HoldError, StoreAway, UnknownHold
 from headgate.lifecycle import new_lock
 from headgate.stores.holds import CANCELLED, SETTLED, HoldAnswer
 from headgate.stores.redis.ask_again import AskAgain
-from headgate.stores.redis.batching import MAX_BATCH, ThreadBatcher
+from headgate.stores.redis.batching import MAX_BATCH
+from headgate.stores.redis.executor import RequestExecutor
 from headgate.stores.redis.protocol import Request
 
 MAX_BOOKINGS: Final = 10_000
@@ -61,18 +62,16 @@ class Bookings:
     Each can be sent twice, and counts once: the server knows a hold by its id, and another request by its own.
     """
 
-    def __init__(
-        self, batcher: ThreadBatcher, execute: Callable[[Request[Any]], Any], is_away: Callable[[], bool]
-    ) -> None:
-        self._batcher: Final = batcher
-        self._execute: Final = execute
+    def __init__(self, executor: RequestExecutor, is_away: Callable[[], bool], *, closed: bool) -> None:
+        """One that is `closed` takes none: no client sends them."""
+        self._executor: Final = executor
         self._is_away: Final = is_away
         self._lock: Final = new_lock()
         self._waiting: Final[deque[Booking]] = deque()
         self._about: Final[dict[Hashable, list[Booking]]] = {}
         self._thread: threading.Thread | None = None
         self._back = threading.Event()
-        self._closed = False
+        self._closed = closed
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -132,7 +131,7 @@ class Bookings:
         some = list(islice(self._waiting, MAX_BATCH))
         makers = [booking.make for booking in some]
         requests = [make() for make in makers]
-        self._batcher.execute_all(requests)
+        self._executor.thread_batcher.execute_all(requests)
         late: set[Hashable] = set()  # one about these was put off: what follows it is sent again, in its order
         done = 0
         for booking, request in zip(some, requests, strict=True):
@@ -176,7 +175,7 @@ class Bookings:
     def _send_one(self, booking: Booking) -> object:
         """Send a booking by itself; an error is its answer."""
         try:
-            return self._execute(booking.make())
+            return self._executor.execute(booking.make())
         except HeadgateError as error:
             return error
 

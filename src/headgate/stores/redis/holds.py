@@ -147,7 +147,7 @@ class RedisHolds:
 
     def _is_direct(self) -> bool:
         """Whether a verb is one request: nothing is drawn ahead here, and nothing waits to be booked."""
-        return self._caches is None and not self._outage.has_bookings
+        return self._caches is None and not self._outage.bookings
 
     def _execute(self, request: HoldRequest, asks: Sequence[Ask]) -> HoldAnswer:
         if len(asks) > 1:

@@ -31,33 +31,22 @@ from headgate.stores.redis.protocol import ApplyRequest, Request
 
 
 class HoldOutage:
-    """Answers for a server that is away. Without `bookings` nothing can be booked later: no client sends it."""
+    """Answers for a server that is away."""
 
-    def __init__(self, fallback: Fallback, keys: Keys, clock: Clock, bookings: Bookings | None) -> None:
+    def __init__(self, fallback: Fallback, keys: Keys, clock: Clock, bookings: Bookings) -> None:
         self._fallback: Final = fallback
         self._keys: Final = keys
         self._clock: Final = clock
-        self._bookings: Final = bookings
-
-    @property
-    def has_bookings(self) -> bool:
-        """Whether anything is still to be booked."""
-        return self._bookings is not None and len(self._bookings) > 0
+        self.bookings: Final = bookings
 
     def waits(self, asks: Sequence[Ask], hold_id: str) -> bool:
         """Whether something about a hold is still to be booked."""
-        return len(self._waiting(_about(asks, hold_id))) > 0
+        return len(self.bookings.about(_about(asks, hold_id))) > 0
 
-    def _waiting(self, about: object) -> Sequence[Booking]:
-        return () if self._bookings is None else self._bookings.about(about)
-
-    def _last(self, about: object) -> HoldAnswer | None:
+    def _last(self, about: tuple[str, str, str]) -> HoldAnswer | None:
         """The last answer about a hold that is still to be booked."""
-        waiting = self._waiting(about)
+        waiting = self.bookings.about(about)
         return waiting[-1].answer if waiting else None
-
-    def _book(self, booking: Booking) -> bool:
-        return self._bookings is not None and self._bookings.add(booking)
 
     def apply(self, verb: Verb, asks: Sequence[Ask], low: int, offence: Offence | None, request_id: str) -> Decision:
         """A verb on budgets or slots."""
@@ -67,7 +56,7 @@ class HoldOutage:
         booked = Verb.CHARGE if verb is Verb.CHECK else verb
         own = request_id or uuid4().hex
         booking = Booking(None, lambda: ApplyRequest(self._keys, booked, asks, low, None, own))
-        if not self._book(booking) and decision:
+        if not self.bookings.add(booking) and decision:
             return degraded_deny(asks)
         return decision
 
@@ -84,11 +73,11 @@ class HoldOutage:
         end = self._clock.now() + terms.lease
 
         def make() -> Request[Any]:
-            until = max([end, *[one.until for one in self._waiting(about)]])  # it may have been renewed
+            until = max([end, *[one.until for one in self.bookings.about(about)]])  # it may have been renewed
             lease = max(until - self._clock.now(), 0)
             return hold_request(self._keys, asks, low, terms.with_lease(lease), granted=True)
 
-        if not self._book(Booking(about, make, answer, until=end)):
+        if not self.bookings.add(Booking(about, make, answer, until=end)):
             self._fallback.settle(asks, low, terms.hold_id, None, cancel=True)
             return HoldAnswer(degraded_deny(asks), DENIED, tuple([ask.cost for ask in asks]), 0)
         return answer
@@ -100,7 +89,7 @@ class HoldOutage:
             return known.with_decision(degraded_allow(asks), known.parts)
         if known.costs != costs:
             refuse_other_costs(asks, terms.hold_id, OPEN, known.costs, costs)
-        until = max([one.until for one in self._waiting(_about(asks, terms.hold_id))], default=0)
+        until = max([one.until for one in self.bookings.about(_about(asks, terms.hold_id))], default=0)
         left = min(max(until - self._clock.now(), 0), terms.lease) if until else terms.lease
         return HoldAnswer(degraded_allow(asks), OPEN if left else EXPIRED, costs, left)
 
@@ -121,7 +110,7 @@ class HoldOutage:
         def make() -> Request[Any]:
             return settle_request(self._keys, asks, low, hold_id, costs, cancel)
 
-        if not self._book(Booking(about, make, answer, may_be_unknown=cancel)):
+        if not self.bookings.add(Booking(about, make, answer, may_be_unknown=cancel)):
             raise error
         self._fallback.settle(asks, low, hold_id, costs, cancel=cancel)
         return answer
@@ -153,11 +142,11 @@ class HoldOutage:
             left = max(end - self._clock.now(), 1) if end else lease
             return extend_request(self._keys, asks, low, hold_id, costs, left, granted=True)
 
-        left = lease if lease and any(one.grants for one in self._waiting(about)) else 0
+        left = lease if lease and any(one.grants for one in self.bookings.about(about)) else 0
         counted = reserved if costs is None else tuple(costs)
         answer = HoldAnswer(decision, EXPIRED if lease == 0 else OPEN, counted, left)
         renews = costs is None and end > 0
-        if not self._book(Booking(about, make, answer, until=end if renews else 0, renews=renews)):
+        if not self.bookings.add(Booking(about, make, answer, until=end if renews else 0, renews=renews)):
             raise error
         return answer
 

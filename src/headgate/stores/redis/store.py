@@ -106,13 +106,10 @@ class RedisStore(RedisHolds, Closable):
         self.traffic: Final = runner.traffic
         executor = RequestExecutor(keys, clients, runner, seconds)
         holds_fallback = Fallback(on_failure_holds, nodes, self._fallback.memory, "on_failure_holds")
-        bookings = None
-        if clients.for_threads:
-            bookings = Bookings(executor.thread_batcher, executor.execute, lambda: self._breaker.down)
-        elif not holds_fallback.closed:
+        if not clients.for_threads and not holds_fallback.closed:
             refuse("RedisStore", "a client for threads with on_failure_holds: a thread books what has passed", where)
-        self._bookings: Final = bookings
-        outage = HoldOutage(holds_fallback, keys, self.clock, bookings)
+        self._bookings: Final = Bookings(executor, lambda: self._breaker.down, closed=not clients.for_threads)
+        outage = HoldOutage(holds_fallback, keys, self.clock, self._bookings)
         super().__init__(keys, clients, caches, executor, outage, self._log_error)
         self._lock: Final = new_lock()
         self._listeners: tuple[Callable[[Any], object], ...] = ()
@@ -396,8 +393,7 @@ class RedisStore(RedisHolds, Closable):
             _log.error("the store is away, decisions are degraded: %s", reason)
         else:
             _log.warning("the store is back")
-            if self._bookings is not None:
-                self._bookings.start()
+            self._bookings.start()
         self._emit(Degraded(degraded, reason))
 
     def _emit(self, event: StoreEvent) -> None:
@@ -424,8 +420,7 @@ class RedisStore(RedisHolds, Closable):
         """Close the connections of threads. Those of an event loop are closed with it, or by `aclose`."""
         if self._flusher is not None:
             self._flusher.close()
-        if self._bookings is not None:
-            self._bookings.close()
+        self._bookings.close()
         self._clients.close()
 
     async def aclose(self) -> None:
