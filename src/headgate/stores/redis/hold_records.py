@@ -24,12 +24,10 @@ class HoldRecord(NamedTuple):
     """Of its shape; empty without one."""
     note: str
 
-    def state_at(self, now: int) -> HoldState:
-        return EXPIRED if self.state == OPEN and self.finish <= now else self.state
-
     def listed(self, hold_id: str, now: int, shape: str) -> ListedHold:
         left = max(self.finish - now, 0) if self.state == OPEN else 0
-        return ListedHold(hold_id, self.state_at(now), self.costs, left, self.note, shape)
+        state = EXPIRED if self.state == OPEN and not left else self.state
+        return ListedHold(hold_id, state, self.costs, left, self.note, shape)
 
 
 def read_record(stored: object, now: int) -> HoldRecord | None:

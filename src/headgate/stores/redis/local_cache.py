@@ -204,7 +204,7 @@ class LocalCaches:
     def __init__(self, clock: Clock, remember_denials: bool, draw_ahead: i64) -> None:
         self.now: Final = clock.now
         self.lock: Final = new_lock()
-        self._remember_denials: Final = remember_denials
+        self.remember_denials: Final = remember_denials
         self._draw_ahead: Final = draw_ahead  # share of a capacity, in thousandths
         self._caches: Final[dict[tuple[str, Limit], LimitCache]] = {}
         self._owed: dict[Offence, int] = {}
@@ -214,11 +214,6 @@ class LocalCaches:
         """A number for drawn tokens that no others have. The lock is held."""
         self._last_number += 1
         return self._last_number
-
-    @property
-    def remember_denials(self) -> bool:
-        """Whether denials are remembered."""
-        return self._remember_denials
 
     def of(self, name: str, limit: Limit) -> LimitCache:
         """The cache of a limiter's name and limit."""

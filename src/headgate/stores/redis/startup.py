@@ -98,19 +98,15 @@ def check_server(info: Mapping[str, Any]) -> list[str]:
     if tuple(numbers) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise StoreError(f"store: expected Redis {oldest} or later, or Valkey, got version {version or 'unknown'}")
-    notes = []
     policy = str(info.get("maxmemory_policy", "noeviction"))
-    if policy.startswith("allkeys-"):
-        notes.append(
-            f"the server's maxmemory-policy is {policy}: short of memory it may forget a key that is blocked, and so "
-            "unblock it; use noeviction, or a server of its own"
-        )
-    elif policy.startswith("volatile-"):
-        notes.append(
-            f"the server's maxmemory-policy is {policy}: short of memory it may forget keys before they expire, and so "
-            "unblock somebody; use noeviction, or a server of its own"
-        )
-    return notes
+    forgotten = {
+        "allkeys": "a key that is blocked, and so unblock it",
+        "volatile": "keys before they expire, and so unblock somebody",
+    }.get(policy.partition("-")[0])
+    if forgotten is None:
+        return []
+    advice = "use noeviction, or a server of its own"
+    return [f"the server's maxmemory-policy is {policy}: short of memory it may forget {forgotten}; {advice}"]
 
 
 def startup_error(error: BaseException) -> StoreError:
