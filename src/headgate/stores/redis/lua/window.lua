@@ -7,13 +7,9 @@
 
 local MOST_AFTER = 1000 -- entries behind one that is corrected; with more, it stays as it is
 
-local function at(log, index)
-  return tonumber(call('LINDEX', log.key, index))
-end
-
 -- The entries are counted from 1. Their times and sums are read as they are needed: few are.
-local function time_of(log, entry) return at(log, 2 * entry) end
-local function sum_of(log, entry) return at(log, 2 * entry + 1) end
+local function time_of(log, entry) return tonumber(call('LINDEX', log.key, 2 * entry)) end
+local function sum_of(log, entry) return tonumber(call('LINDEX', log.key, 2 * entry + 1)) end
 
 -- The first entry from `low` on for which `holds` is true, known to be true of `high`. It is looked for close to `low`.
 local function first_entry(low, high, holds)
@@ -99,14 +95,16 @@ local function passes(log, limit, cost)
   return log.used + cost <= limit.capacity
 end
 
+local function drop(log)
+  call('DEL', log.key)
+  log.known, log.count, log.base, log.total = nil, 0, 0, 0
+end
+
 -- Drop the entries that have left the longest window.
 local function cut(log, limit)
   local gone = log.horizon == limit.span and log.gone or left(log, log.horizon)
-  if gone == log.count then
-    if gone > 0 then
-      call('DEL', log.key)
-    end
-    log.known, log.count, log.base, log.total = nil, 0, 0, 0
+  if gone > 0 and gone == log.count then
+    drop(log)
   elseif gone > 0 then
     log.base = sum_of(log, gone)
     call('LTRIM', log.key, 2 * gone + 1, -1)
@@ -159,8 +157,7 @@ local function refund(log, limit, cost)
     call('LTRIM', log.key, 0, 2 * log.gone + 1)
     log.count, log.newest, log.total = log.gone, time_of(log, log.gone), target
   else
-    call('DEL', log.key)
-    log.known, log.count, log.base, log.total = nil, 0, 0, 0
+    drop(log)
   end
   look(log, limit)
 end
@@ -182,8 +179,7 @@ local function give_back(log, limit, cost, moment)
   end
   local from = tonumber(rest[2]) == before and 3 or 1
   if from == 3 and log.count == 1 then
-    call('DEL', log.key)
-    log.known, log.count, log.base, log.total = nil, 0, 0, 0
+    drop(log)
   else
     call('LTRIM', log.key, 0, 2 * entry - 1)
     for first = from, #rest, 1000 do
