@@ -241,14 +241,11 @@ local function charge(held, costs)
     held.charges[i] = charges
     if kind.counts_costs and (cost > 0 or kind.dated and #charges == 0) then -- of a period even nothing is one charge
       kind.spend(state, limit, cost)
-      local mark = kind.mark(state, held.base, limit)
-      if #charges < MAX_CHARGES then
-        charges[#charges + 1] = { cost = cost, mark = mark }
-        if held.release then
-          release().expect(state, charges[#charges], #charges, held.id, held.finish)
-        end
+      local mark, last = kind.mark(state, held.base, limit), charges[MAX_CHARGES]
+      if not last then
+        last = { cost = cost, mark = mark }
+        charges[#charges + 1] = last
       else
-        local last = charges[MAX_CHARGES]
         if held.release then
           release().forget(state, last, MAX_CHARGES, held.id)
         end
@@ -256,9 +253,9 @@ local function charge(held, costs)
           kind.leave(state, mark)
         end
         last.cost = last.cost + cost
-        if held.release then
-          release().expect(state, last, MAX_CHARGES, held.id, held.finish)
-        end
+      end
+      if held.release then
+        release().expect(state, last, #charges, held.id, held.finish)
       end
       kind.save(state, limit)
     end
