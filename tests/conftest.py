@@ -68,6 +68,13 @@ def _switching() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server for the tests of one file."""
+    with Server() as server:
+        yield server
+
+
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[Server]:
     with Server() as server:

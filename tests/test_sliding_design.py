@@ -5,7 +5,7 @@ with that same client: SCAN `ratelimit:test:*`, then DEL. Nothing else is reset 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,12 +19,6 @@ from tests.support.valkey import PATIENCE, Server
 ROUNDS = 3
 pytestmark = pytest.mark.usefixtures("round_number")
 SETTINGS = RateLimitSettings(default_limit=5, default_window_ms=60_000, timeout=PATIENCE)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as server:
-        yield server
 
 
 @pytest.fixture(scope="module", params=range(ROUNDS))

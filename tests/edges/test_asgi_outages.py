@@ -67,12 +67,6 @@ async def outage(server: Server, on_failure: str) -> AsyncIterator[Outage]:
         await found.aclose()
 
 
-@pytest.fixture(scope="module")
-def server() -> Any:
-    with Server() as server:
-        yield server
-
-
 @pytest.mark.parametrize(
     ("on_failure", "options", "debt"),
     [

@@ -5,7 +5,6 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -20,12 +19,6 @@ from tests.support.lookups import count_lookups
 from tests.support.valkey import PATIENCE, Server, wait_for
 
 _numbers = count()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as server:
-        yield server
 
 
 class Nodes:

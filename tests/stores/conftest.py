@@ -13,29 +13,32 @@ from tests.support.valkey import PATIENCE, Server, cluster
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Server]:
-    with Server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def masters() -> Iterator[list[Server]]:
     with cluster() as nodes:
         yield nodes
 
 
 @pytest.fixture
-def raw(running: Server) -> Iterator[Any]:
-    """A plain client of the empty server."""
-    with running.client() as client:
+def server(server: Server) -> Server:
+    """The server of the file, empty."""
+    with server.client() as client:
         client.flushall()
+    return server
+
+
+@pytest.fixture
+def raw(server: Server) -> Iterator[Any]:
+    """A plain client of the empty server."""
+    with server.client() as client:
         client.config_resetstat()
         yield client
 
 
 @pytest.fixture
-def server(running: Server, raw: Any) -> Server:
-    return running
+def own() -> Iterator[Server]:
+    """A server for one test, which may end it."""
+    with Server() as server:
+        yield server
 
 
 @pytest.fixture

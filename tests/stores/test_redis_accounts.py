@@ -2,7 +2,6 @@
 
 import asyncio
 import struct
-from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
 
@@ -30,12 +29,6 @@ NOW = 1_800_000_000 * SECOND + 1000 * SECOND
 TODAY = NOW - NOW % DAY
 SHAPE = "tokens\tacme/search\t100/day"
 METERED = "acme/search/planner\tweb\ttokens"
-
-
-@pytest.fixture
-def own() -> Iterator[Server]:
-    with Server() as server:
-        yield server
 
 
 def asks(cost: int = 4, root: str = "acme") -> list[Ask]:

@@ -44,12 +44,6 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(make.__kwdefaults__, "timeout", PATIENCE)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as server:
-        yield server
-
-
 def both_ways(store: RedisStore, key: str = "a") -> list[bool]:
     """Make four checks at a limit of three, the last two through asyncio."""
     limiter = Limiter(per_day(3), store=store)

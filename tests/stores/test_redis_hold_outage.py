@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Iterator
 from struct import pack
 from typing import Any
 
@@ -25,12 +24,6 @@ from tests.support.valkey import Server, wait_for
 pytestmark = pytest.mark.once
 
 LIMIT = AllOf([per_day(100), Budget(50), Slots(2)])
-
-
-@pytest.fixture
-def own() -> Iterator[Server]:
-    with Server() as server:
-        yield server
 
 
 def terms(hold_id: str) -> HoldTerms:
