@@ -258,43 +258,37 @@ async def test_a_listener_that_raises_does_not_undo_a_change_of_an_agent(server:
 # Threads that can't be started ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """No thread can be started, until this is called."""
+@contextmanager
+def no_threads() -> Iterator[None]:
+    """Let no thread be started in the block; afterwards it is tried again at once."""
 
     def refuse(_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    patch = pytest.MonkeyPatch()
-    patch.setattr(threading.Thread, "start", refuse)
-    monkeypatch.setattr(startup, "_START_AFTER", 0.0)
-    return patch.undo
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        patch.setattr(startup, "_START_AFTER", 0.0)
+        yield
 
 
-def test_a_check_needs_no_thread(
-    server: Server, no_threads: Callable[[], None], caplog: pytest.LogCaptureFixture
-) -> None:
-    try:
+def test_a_check_needs_no_thread(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    with no_threads():
         store = RedisStore(server.url, timeout=PATIENCE, remember_denials=True)
         limiter = Limiter(per_minute(1), store=store)
         assert [bool(limiter.check("a")) for _ in range(3)] == [True, False, False]
         assert "can't be sent to the store yet: can't start new thread" in caplog.text
-    finally:
-        no_threads()
     limiter.check("b")
     wait_for(lambda: not store._caches.need_flush(), "the flusher")  # type: ignore[union-attr]
     store.close()
 
 
 def test_changes_are_followed_as_soon_as_a_thread_can_be_started(
-    server: Server, no_threads: Callable[[], None], caplog: pytest.LogCaptureFixture
+    server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    try:
+    with no_threads():
         gate = Gate(store=RedisStore(server.url, timeout=PATIENCE))
         assert "changes made elsewhere can't be followed yet: can't start new thread" in caplog.text
         assert gate.check("a", "ws", "heavy").remaining == 9
-    finally:
-        no_threads()
     with gate, Gate(store=RedisStore(server.url, timeout=PATIENCE)) as other:
         gate.check("a", "ws", "heavy")
         other.set_override("a", "heavy", "5/minute")
@@ -302,14 +296,12 @@ def test_changes_are_followed_as_soon_as_a_thread_can_be_started(
 
 
 def test_a_forked_process_starts_the_thread_that_its_parent_could_not_start_once(
-    server: Server, no_threads: Callable[[], None], caplog: pytest.LogCaptureFixture
+    server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = RedisStore(server.url, timeout=PATIENCE)
     changes = store.change_log()
-    try:
+    with no_threads():
         changes.follow(lambda _: None)
-    finally:
-        no_threads()
     caplog.clear()
     for part in (store, changes):  # as in the child
         part._after_fork()
@@ -321,11 +313,9 @@ def test_a_forked_process_starts_the_thread_that_its_parent_could_not_start_once
     store.close()
 
 
-def test_a_gate_whose_thread_never_started_can_be_closed(server: Server, no_threads: Callable[[], None]) -> None:
-    try:
+def test_a_gate_whose_thread_never_started_can_be_closed(server: Server) -> None:
+    with no_threads():
         Gate(store=RedisStore(server.url, timeout=PATIENCE)).close()
-    finally:
-        no_threads()
 
 
 # Event loops ----------------------------------------------------------------------------------------------------------
@@ -371,21 +361,22 @@ async def _checks(limiter: Limiter, number: int) -> list[bool]:
     return [(await limiter.acheck("a")).degraded for _ in range(number)]
 
 
-@pytest.mark.parametrize("name", ["acheck", "apeek"])
-def test_without_an_event_loop_of_asyncio_there_is_a_clear_error_at_once(server: Server, name: str) -> None:
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: Limiter(LIMIT, store=store).acheck("a"),
+        lambda store: Limiter(LIMIT, store=store).apeek("a"),
+        RedisStore.areset,
+        RedisStore.aclose,
+    ],
+    ids=["acheck", "apeek", "areset", "aclose"],
+)
+def test_without_an_event_loop_of_asyncio_there_is_a_clear_error_at_once(
+    server: Server, call: Callable[[RedisStore], Any]
+) -> None:
     """As under trio, which runs coroutines in its own way."""
     with RedisStore(server.url, timeout=PATIENCE) as store:
-        coroutine = getattr(Limiter(LIMIT, store=store), name)("a")
-        with pytest.raises(
-            HeadgateError, match=r"expected a running event loop of asyncio.*`check`, not `acheck`.*trio\.to_thread"
-        ):
-            coroutine.send(None)
-
-
-@pytest.mark.parametrize("name", ["areset", "aclose"])
-def test_closing_and_resetting_need_an_event_loop_of_asyncio_too(server: Server, name: str) -> None:
-    with RedisStore(server.url, timeout=PATIENCE) as store:
-        coroutine = getattr(store, name)()
+        coroutine = call(store)
         with pytest.raises(
             HeadgateError, match=r"expected a running event loop of asyncio.*`check`, not `acheck`.*trio\.to_thread"
         ):
@@ -393,6 +384,21 @@ def test_closing_and_resetting_need_an_event_loop_of_asyncio_too(server: Server,
 
 
 # Forks ----------------------------------------------------------------------------------------------------------------
+
+
+def output(program: str, *arguments: str) -> str:
+    """What a program prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=5 * PATIENCE,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
 
 FORKS = """
 import asyncio, json, os, signal, sys, threading
@@ -445,16 +451,7 @@ print(json.dumps(answers))
 
 def test_a_forked_process_has_a_store_of_its_own(server: Server) -> None:
     """With its own threads and connections, whatever the parent's did at that moment."""
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS, server.url, str(PATIENCE)],
-        capture_output=True,
-        text=True,
-        timeout=5 * PATIENCE,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.returncode == 0, done.stderr
-    *children, parent = json.loads(done.stdout)
+    *children, parent = json.loads(output(FORKS, server.url, str(PATIENCE)))
     assert [json.loads(answer or "[]") for answer in children] == [[False] * 7] * 5
     assert parent is False
 
@@ -486,15 +483,7 @@ for thread in threads:
 
 def test_a_process_that_is_forked_while_all_senders_wait_can_send(server: Server) -> None:
     """The parent's threads, which have sent their requests, are not there to give their turns back."""
-    done = subprocess.run(
-        [sys.executable, "-c", HANGING, server.url, str(server.pid), str(PATIENCE)],
-        capture_output=True,
-        text=True,
-        timeout=5 * PATIENCE,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+    assert output(HANGING, server.url, str(server.pid), str(PATIENCE)) == "0\n"
 
 
 DRAWN = """
@@ -522,15 +511,7 @@ store.close()
 
 def test_a_forked_process_has_none_of_the_tokens_that_its_parent_has_drawn(server: Server) -> None:
     """Each of them would use them."""
-    done = subprocess.run(
-        [sys.executable, "-c", DRAWN, server.url],
-        capture_output=True,
-        text=True,
-        timeout=5 * PATIENCE,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert (done.returncode, done.stdout) == (0, "True 100\n"), done.stderr
+    assert output(DRAWN, server.url) == "True 100\n"
 
 
 ONE_LOOP = """
@@ -553,10 +534,5 @@ loop.run_until_complete(store.aclose())
 
 def test_the_event_loop_of_a_forked_process_has_its_own_connection(server: Server, raw: Any) -> None:
     before = raw.info("stats")["total_connections_received"]
-    subprocess.run(
-        [sys.executable, "-c", ONE_LOOP, server.url],
-        check=True,
-        timeout=5 * PATIENCE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    output(ONE_LOOP, server.url)
     assert raw.info("stats")["total_connections_received"] - before == 2
