@@ -4,7 +4,7 @@ import asyncio
 import gc
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from itertools import count
 from typing import Any
 
@@ -46,20 +46,26 @@ def works(store: RedisStore) -> bool:
     return not any(decision.degraded for decision in run_together(16, lambda _: limiter.check("works")))
 
 
-@pytest.mark.long
+def interrupt_at_every_step(
+    store: RedisStore, error: type[BaseException], prepare: Callable[[], None] = lambda: None
+) -> None:
+    """Interrupt a check anywhere: the exception passes, and the next check is answered by the server."""
+    limiter = Limiter(LIMIT, store=store)
+    for step in count(1):
+        prepare()
+        if not interrupt(step, lambda: limiter.check("a"), error):
+            break
+        assert not limiter.check("b").degraded, f"after an interruption at step {step}"
+    assert step > 50
+    assert works(store)
+
+
 @pytest.mark.parametrize("error", [Interrupted, SoftTimeLimitExceeded])
 @pytest.mark.parametrize("draw_ahead", [0, 0.01])
 def test_a_check_may_be_interrupted_anywhere(server: Server, error: type[BaseException], draw_ahead: float) -> None:
-    """However often: the exception passes, and the next check is answered by the server."""
     with RedisStore(server.url, timeout=SOON, draw_ahead=draw_ahead) as store:
-        limiter = Limiter(LIMIT, store=store)
         assert works(store)
-        for step in count(1):
-            if not interrupt(step, lambda: limiter.check("a"), error):
-                break
-            assert not limiter.check("b").degraded, f"after an interruption at step {step}"
-        assert step > 50
-        assert works(store)
+        interrupt_at_every_step(store, error)
 
 
 @pytest.mark.parametrize("error", [Interrupted, SoftTimeLimitExceeded])
@@ -88,14 +94,7 @@ def test_a_hold_that_is_interrupted_after_the_server_made_it_is_given_back(
 def test_a_check_may_be_interrupted_while_it_connects(server: Server, options: str) -> None:
     """A thread that was to connect, and never began, doesn't count as one that hangs."""
     with RedisStore(server.url + options, timeout=SOON) as store:
-        limiter = Limiter(LIMIT, store=store)
-        for step in count(1):
-            store._clients.close()
-            if not interrupt(step, lambda: limiter.check("a"), Interrupted):
-                break
-            assert not limiter.check("b").degraded, f"after an interruption at step {step}"
-        assert step > 50
-        assert works(store)
+        interrupt_at_every_step(store, Interrupted, store._clients.close)
 
 
 @pytest.mark.parametrize("error", [Interrupted, SoftTimeLimitExceeded])
@@ -196,7 +195,15 @@ async def test_an_interrupted_call_of_an_event_loop_is_raised_by_one_caller(
 # Cancellation ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
+async def sent(store: RedisStore, call: Coroutine[Any, Any, Decision]) -> asyncio.Task[Decision]:
+    """A task of a call that has been sent."""
+    before = store.traffic.requests
+    task = asyncio.create_task(call)
+    while store.traffic.requests == before:  # noqa: ASYNC110 - there is nothing else to wait for
+        await asyncio.sleep(0)
+    return task
+
+
 @pytest.mark.parametrize("name", ["aacquire", "acheck"])
 @pytest.mark.parametrize("limit", [per_day(10), SlidingWindow(10, 86_400)], ids=str)
 async def test_a_check_that_is_cancelled_after_it_was_sent_has_spent_nothing(
@@ -205,12 +212,9 @@ async def test_a_check_that_is_cancelled_after_it_was_sent_has_spent_nothing(
     async with RedisStore(server.url, timeout=PATIENCE) as store:
         limiter = Limiter(limit, store=store)
         await limiter.apeek("a")
-        sent = store.traffic.requests
         server.signal(signal.SIGSTOP)
         try:
-            task = asyncio.create_task(getattr(limiter, name)("a", 3))
-            while store.traffic.requests == sent:  # noqa: ASYNC110 - there is nothing else to wait for
-                await asyncio.sleep(0)
+            task = await sent(store, getattr(limiter, name)("a", 3))
             await asyncio.sleep(0.01)
             task.cancel()
         finally:
@@ -245,10 +249,7 @@ async def test_a_cancelled_check_with_an_id_stays_counted(server: Server) -> Non
     async with RedisStore(server.url, timeout=PATIENCE) as store:
         limiter = Limiter(per_day(10), store=store)
         await limiter.apeek("a")
-        sent = store.traffic.requests
-        task = asyncio.create_task(limiter.acheck("a", request_id="1"))
-        while store.traffic.requests == sent:  # noqa: ASYNC110 - there is nothing else to wait for
-            await asyncio.sleep(0)
+        task = await sent(store, limiter.acheck("a", request_id="1"))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
