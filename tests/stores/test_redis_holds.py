@@ -1,6 +1,7 @@
 """Holds, budgets and slots on a real server: they agree with the store in memory, step by step."""
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -247,36 +248,36 @@ class FormWalk(Walk):
         )
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_both_forms_of_requests_do_the_same(server: Server, clock: ManualClock, seed: int) -> None:
+@pytest.fixture
+def forms(server: Server, clock: ManualClock) -> Iterator[list[HoldStore]]:
+    """A store that sends requests in their short form, and one that doesn't."""
     with (
         RedisStore(server.url, clock=clock, timeout=PATIENCE, prefix="short:") as short,
         RedisStore(server.url, clock=clock, timeout=PATIENCE, prefix="long:") as long,
     ):
         long.keys.short_forms = False
-        walks = [FormWalk([short, long], clock, seed), BucketWalk([short, long], clock, seed, 400)]
-        for walk in walks:
-            walk.release = False
-            for _ in range(150):
-                walk.step()
+        yield [short, long]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_both_forms_of_requests_do_the_same(forms: list[HoldStore], clock: ManualClock, seed: int) -> None:
+    for walk in (FormWalk(forms, clock, seed), BucketWalk(forms, clock, seed, 400)):
+        walk.release = False
+        for _ in range(150):
+            walk.step()
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_both_forms_join_the_same_headrooms(server: Server, clock: ManualClock, seed: int) -> None:
+def test_both_forms_join_the_same_headrooms(forms: list[HoldStore], clock: ManualClock, seed: int) -> None:
     """A bucket with more holds than it has entries for their headrooms."""
-    with (
-        RedisStore(server.url, clock=clock, timeout=PATIENCE, prefix="short:") as short,
-        RedisStore(server.url, clock=clock, timeout=PATIENCE, prefix="long:") as long,
-    ):
-        long.keys.short_forms = False
-        walk, chance = Walk([short, long], clock, seed), random.Random(seed)
-        asks = [Ask("name", "key", TokenBucket(10**6, 3, 1), 1)]
-        ids = [f"{number}" for number in range(90)]
-        for hold_id in ids:
-            cost = chance.choice([1, 2, 9, 50, 900])
-            walk.compare("hold", ([asks[0].with_cost(cost)], 0, HoldTerms(hold_id, 10**11, False, 10**11)))
-            clock.advance(chance.choice([0, 0.1, 0.3]))
-            if chance.random() < 0.1:
-                walk.compare("apply", (Verb.CHECK, asks, 0))
-        for hold_id in chance.sample(ids, len(ids)):
-            walk.compare("settle", (asks, 0, hold_id, [chance.choice([0, 1, 5, 1000])]))
+    walk, chance = Walk(forms, clock, seed), random.Random(seed)
+    asks = [Ask("name", "key", TokenBucket(10**6, 3, 1), 1)]
+    ids = [f"{number}" for number in range(90)]
+    for hold_id in ids:
+        cost = chance.choice([1, 2, 9, 50, 900])
+        walk.compare("hold", ([asks[0].with_cost(cost)], 0, HoldTerms(hold_id, 10**11, False, 10**11)))
+        clock.advance(chance.choice([0, 0.1, 0.3]))
+        if chance.random() < 0.1:
+            walk.compare("apply", (Verb.CHECK, asks, 0))
+    for hold_id in chance.sample(ids, len(ids)):
+        walk.compare("settle", (asks, 0, hold_id, [chance.choice([0, 1, 5, 1000])]))
