@@ -39,7 +39,6 @@ def nodes() -> Iterator[list[Server]]:
         yield found
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("used", [True, False], ids=["used", "new"])
 async def test_a_frozen_cluster_holds_nobody_up(nodes: list[Server], kind: str, used: bool) -> None:
     """Neither one caller nor many at once, whether or not they are connected."""

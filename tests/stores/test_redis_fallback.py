@@ -27,7 +27,6 @@ LIMIT = per_day(200)  # a token every seven minutes: none while a test runs
 pytestmark = [pytest.mark.long, pytest.mark.once, pytest.mark.usefixtures("_leave_nothing_open")]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("url", ["redis://{}", "redis+cluster://{}", "redis+sentinel://{}/main"])
 async def test_the_failure_policy_decides_if_the_server_was_never_there(url: str, policy: str, kind: str) -> None:
@@ -63,7 +62,6 @@ def resetting() -> Iterator[int]:
         thread.join()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_a_server_that_resets_connections_is_away(resetting: int, loop: Callable[[], Any]) -> None:
     """At any moment: uvloop has an error of its own for a connection that was closed in between."""
@@ -91,7 +89,6 @@ async def answered(ask: Callable[[], Awaitable[Decision]], clock: ManualClock | 
     return decision
 
 
-@pytest.mark.long
 async def test_few_wait_for_a_server_that_hangs(kind: str, breaker_clock: ManualClock) -> None:
     """The first waits for the whole timeout, then one every 0.4 s. The others are decided at once; nothing is sent."""
     with Server() as server, ProcessTime() as took:
@@ -121,7 +118,6 @@ async def test_few_wait_for_a_server_that_hangs(kind: str, breaker_clock: Manual
     assert took.seconds < 3 * TIMEOUT + SLACK
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES)
 async def test_a_request_whose_answer_was_lost_is_charged_once(kind: str, policy: str) -> None:
     """Executed or not, it is charged once if it is repeated under its id."""
@@ -169,7 +165,6 @@ def test_after_a_lost_connection_only_the_next_request_tries_at_once() -> None:
         breaker.allow()
 
 
-@pytest.mark.long
 def test_thousands_of_waiting_tasks_are_decided_together() -> None:
     """They don't wait for one call after another to fail."""
 
@@ -280,7 +275,6 @@ def test_a_share_that_cant_be_counted_exactly_is_rounded_down(limit: TokenBucket
         assert denied.retry_us == wait
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("drop", ["forget", "clear"])
 def test_dropping_a_key_drops_its_count_in_the_share_too(verb: Callable[[Any, str], Any], drop: str) -> None:
     """The next outage begins with a full share."""
@@ -297,7 +291,6 @@ def test_dropping_a_key_drops_its_count_in_the_share_too(verb: Callable[[Any, st
         assert (bool(decision), decision.degraded, decision.remaining) == (True, True, 1)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("drop", ["forget", "clear", "reset"])
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_reset_that_fails_leaves_the_local_count(verb: Callable[[Any, str], Any], drop: str, nodes: int) -> None:
@@ -313,7 +306,6 @@ def test_a_reset_that_fails_leaves_the_local_count(verb: Callable[[Any, str], An
         assert not limiter.check("a")
 
 
-@pytest.mark.long
 async def test_a_window_that_cant_be_reset_keeps_its_local_count() -> None:
     with nobody() as port:
         async with RedisStore(f"redis://127.0.0.1:{port}", timeout=PATIENCE) as store:
