@@ -8,7 +8,8 @@ from headgate.stores.redis.clients import Clients
 from headgate.stores.redis.keys import Keys
 from headgate.stores.redis.server_errors import server_errors
 
-_SCAN_COUNT: Final = 1000  # keys that one SCAN looks at
+SCAN_COUNT: Final = 1000
+"""Keys that one SCAN looks at."""
 
 
 def drop_keys(clients: Clients, keys: Keys, patterns: list[bytes]) -> Counter[str]:
@@ -17,7 +18,7 @@ def drop_keys(clients: Clients, keys: Keys, patterns: list[bytes]) -> Counter[st
 
     def drop(client: Client) -> None:
         for pattern in patterns:
-            for key in client.scan_iter(match=pattern, count=_SCAN_COUNT):
+            for key in client.scan_iter(match=pattern, count=SCAN_COUNT):
                 if client.unlink(key):
                     dropped.update(keys.limiter_of(key))
 
@@ -32,7 +33,7 @@ async def adrop_keys(clients: Clients, keys: Keys, patterns: list[bytes]) -> Cou
 
     async def drop(client: AsyncClient) -> None:
         for pattern in patterns:
-            async for key in client.scan_iter(match=pattern, count=_SCAN_COUNT):
+            async for key in client.scan_iter(match=pattern, count=SCAN_COUNT):
                 if await client.unlink(key):
                     dropped.update(keys.limiter_of(key))
 

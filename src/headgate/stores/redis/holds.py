@@ -16,6 +16,7 @@ from headgate.stores.base import Ask
 from headgate.stores.holds import OPEN, HoldAnswer, HoldTerms, ListedHold, Renewal, UsageRow
 from headgate.stores.redis.client_urls import AsyncClient, Client
 from headgate.stores.redis.clients import Clients
+from headgate.stores.redis.dropped_keys import SCAN_COUNT
 from headgate.stores.redis.executor import RequestExecutor
 from headgate.stores.redis.hold_records import HoldRecord, read_record
 from headgate.stores.redis.hold_requests import (
@@ -42,7 +43,6 @@ from headgate.stores.redis.protocol import ForeignData, PeekEachRequest, Request
 from headgate.stores.redis.server_errors import server_errors
 
 _PAGE: Final = 100  # holds that one call reads
-_SCAN_COUNT: Final = 1000  # keys that one SCAN looks at
 
 Step: TypeAlias = Request[Any] | tuple[object, ...] | bytes
 """A request, a command, or a pattern of the keys to find."""
@@ -368,11 +368,11 @@ def _decoded(stored: bytes | None) -> str | None:
 
 
 def _scan(client: Client, pattern: bytes) -> list[bytes]:
-    return sorted({_raw(key) for key in client.scan_iter(match=pattern, count=_SCAN_COUNT)})
+    return sorted({_raw(key) for key in client.scan_iter(match=pattern, count=SCAN_COUNT)})
 
 
 async def _ascan(client: AsyncClient, pattern: bytes) -> list[bytes]:
-    return sorted({_raw(key) async for key in client.scan_iter(match=pattern, count=_SCAN_COUNT)})
+    return sorted({_raw(key) async for key in client.scan_iter(match=pattern, count=SCAN_COUNT)})
 
 
 def _raw(key: bytes | str) -> bytes:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +48,7 @@ from headgate.stores.redis.protocol import (
 )
 from headgate.stores.redis.server_errors import ERRORS
 from headgate.stores.redis.startup import startup_error
-from headgate.stores.redis.windows import RedisWindows, checked_prefix
+from headgate.stores.redis.windows import RedisWindows, check_prefix, checked_prefix
 
 _RESET_TIMEOUT: Final = 10.0  # seconds
 _LOG_EVERY: Final = 60.0  # seconds before the same text is logged again
@@ -88,9 +87,7 @@ class RedisStore(RedisHolds, Closable):
         draw_ahead: Number = 0,
         clock: ManualClock | None = None,
     ) -> None:
-        given: object = prefix
-        if not isinstance(given, str) or not re.fullmatch(r"[^{}]+", given):
-            refuse("RedisStore prefix", "some text without braces", prefix)
+        check_prefix("RedisStore prefix", prefix)
         seconds = duration("RedisStore timeout", timeout, MAX_TIMEOUT)
         self._where: Final = where
         self._prefix: Final = prefix

@@ -65,11 +65,15 @@ class RedisWindows:
         return self._start + stored
 
 
+def check_prefix(name: str, prefix: object) -> None:
+    """Refuse a prefix that can't be told from the key behind it."""
+    if not isinstance(prefix, str) or not re.fullmatch(r"[^{}]+", prefix):
+        refuse(name, "some text without braces", prefix)
+
+
 def checked_prefix(prefix: str, own: str) -> str:
     """A prefix whose keys can't be keys that a store keeps under its own prefix."""
-    given: object = prefix
-    if not isinstance(given, str) or not re.fullmatch(r"[^{}]+", given):
-        refuse("prefix", "some text without braces", prefix)
+    check_prefix("prefix", prefix)
     for taken in (own, admin_prefix(own)):
         if taken.startswith(prefix) or prefix.startswith(taken):
             refuse("prefix", f"one that doesn't overlap with the store's own {taken!r}", prefix)
