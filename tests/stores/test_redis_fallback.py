@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+import redis
 import uvloop
 
 from headgate import AllOf, Decision, Limit, Limiter, ManualClock, SlidingWindow, StoreAway, TokenBucket, per_day
@@ -151,16 +152,16 @@ async def test_a_request_whose_answer_was_lost_is_charged_once(kind: str, policy
 def test_after_a_lost_connection_only_the_next_request_tries_at_once() -> None:
     """The fault may have been that connection's alone. After a timeout, no request tries for a while."""
     breaker = CircuitBreaker(lambda _degraded, _reason: None)
-    breaker.record_failure("closed", retry_at_once=True)
+    breaker.record_failure(redis.ConnectionError("closed"))
     breaker.allow()
     with pytest.raises(StoreAway):
         breaker.allow()
-    breaker.record_failure("closed", retry_at_once=True)
+    breaker.record_failure(redis.ConnectionError("closed"))
     with pytest.raises(StoreAway):
         breaker.allow()
     breaker.record_success()
     breaker.allow()
-    breaker.record_failure("no answer", retry_at_once=False)
+    breaker.record_failure(redis.TimeoutError("no answer"))
     with pytest.raises(StoreAway):
         breaker.allow()
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from hmac import compare_digest
 from typing import Any, Final
 
-import redis
-
 from headgate.errors import StoreAway
 from headgate.events import emit
 from headgate.stores.base import AddOutcome, ReplaceOutcome
@@ -210,8 +208,7 @@ class RedisAgents:
             try:
                 result = await self._clients.acall(work)
             except ERRORS as error:
-                reason = describe_error(error)
-                self._breaker.record_failure(reason, retry_at_once=isinstance(error, redis.ConnectionError))
+                reason = self._breaker.record_failure(error)
                 raise StoreAway(f"the agents can't be looked up or changed: {reason}") from error
             self._breaker.record_success()
             return result

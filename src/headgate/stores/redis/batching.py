@@ -15,7 +15,6 @@ from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any, Final, cast
 
-import redis
 from redis.crc import key_slot
 from redis.exceptions import NoScriptError
 
@@ -85,10 +84,8 @@ class ScriptRunner:
 
     def record_failure(self, error: BaseException) -> StoreAway:
         """Report an error of the server, or on the way to it, to the breaker."""
-        reason = describe_error(error)
         self.traffic.failed()
-        self.breaker.record_failure(reason, retry_at_once=isinstance(error, redis.ConnectionError))
-        away = StoreAway(reason)
+        away = StoreAway(self.breaker.record_failure(error))
         away.__cause__ = error
         return away
 

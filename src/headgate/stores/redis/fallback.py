@@ -7,6 +7,8 @@ from fractions import Fraction
 from math import ceil
 from typing import Final
 
+import redis
+
 from headgate.errors import HoldError, InvalidInput, StoreAway, refuse
 from headgate.lifecycle import new_lock
 from headgate.limits.budget import Budget
@@ -20,6 +22,7 @@ from headgate.stores.asks import pieces_of
 from headgate.stores.base import ON_FAILURE, Ask, Offence, Verb, WindowCount
 from headgate.stores.holds import DENIED, OPEN, HoldAnswer, HoldTerms
 from headgate.stores.memory import MemoryStore
+from headgate.stores.redis.server_errors import describe_error
 from headgate.stores.windows import MemoryWindows
 
 _PAUSE: Final = 0.4  # seconds from a failure until one request tries again
@@ -56,13 +59,16 @@ class CircuitBreaker:
                 raise StoreAway(self.reason)
             self._next_try = now + _PAUSE
 
-    def record_failure(self, reason: str, *, retry_at_once: bool) -> None:
+    def record_failure(self, error: BaseException) -> str:
+        """Take note of an error of the server, or on the way to it; what it says."""
+        reason = describe_error(error)
         with self._lock:
             self._failures += 1
-            first = self._failures == 1
-            self._next_try = time.monotonic() + (0.0 if retry_at_once and first else _PAUSE)
+            at_once = self._failures == 1 and isinstance(error, redis.ConnectionError)
+            self._next_try = time.monotonic() + (0.0 if at_once else _PAUSE)
             self.reason = reason
         self._notify()
+        return reason
 
     def record_success(self) -> None:
         if self._failures:
