@@ -14,10 +14,18 @@ from headgate.cli.account_limits import (
 )
 from headgate.cli.answers import shown, whole
 from headgate.cli.hub_api import HubApi
-from headgate.cli.hub_commands import ListCommand, Rows, add_hub_command, note_new_account, print_unregistered
+from headgate.cli.hub_commands import (
+    ListCommand,
+    add_change_command,
+    add_hub_command,
+    note_answer,
+    note_new_account,
+    print_answer,
+    print_unregistered,
+)
 from headgate.cli.hub_options import add_hub_options, existing_agent, hub_from, path_part
 from headgate.cli.parser import Commands, add_command
-from headgate.cli.terminal import Column, print_json, print_table
+from headgate.cli.terminal import Column, table_text
 from headgate.errors import printable
 from headgate.gate.accounts import NO_ACCOUNT, split_path
 
@@ -83,26 +91,30 @@ def _add_changes(verbs: Commands) -> None:
     _add_path(verb)
     add_resources(verb)
     add_hub_options(verb)
-    verb = add_hub_command(
+    verb = add_change_command(
         verbs,
         "plan",
-        _plan,
+        lambda hub, options: hub.set_account(options.path, {"plan": options.plan}),
+        lambda _, answer: table_text(COLUMNS, limit_rows(answer)),
         "give an account a plan",
         "Give an account or an agent a plan of the policy; without one, that of the policy.",
         "headgate accounts plan acme pro",
         "headgate accounts plan acme/search/planner free",
+        note=lambda _, options, answer: _note_path(options.path, answer),
     )
     _add_path(verb)
     verb.add_argument("plan", nargs="?", metavar="PLAN", help="name of the plan (default: that of the policy)")
-    verb = add_hub_command(
+    verb = add_change_command(
         verbs,
         "move",
         _move,
+        _moved,
         "move an agent to an account",
         "Let an agent belong to an account, from its next hold on. Its open holds are settled where they were made.",
         "headgate accounts move planner acme/search",
         "headgate accounts move planner -",
         agent=existing_agent,
+        note=_note_moved,
     )
     to = "path of the account; '-' for none (default: that of the policy)"
     verb.add_argument("path", nargs="?", metavar="PATH", help=to)
@@ -188,14 +200,9 @@ _PLANS = ListCommand(
 def _show(options: argparse.Namespace) -> int:
     hub = hub_from(options)
     answer = hub.account(options.path)
-    if options.json:
-        print_json(answer)
-        return 0
-    about, rows = hub.parse(lambda: (_about(answer), limit_rows(answer)))
-    print_table(COLUMNS, rows)
-    for line in about:
-        print(line)
-    return 0
+    return print_answer(
+        options, hub, answer, lambda: "\n".join([table_text(COLUMNS, limit_rows(answer)), *_about(answer)])
+    )
 
 
 def _about(answer: dict[str, Any]) -> list[str]:
@@ -228,37 +235,34 @@ def _unset(options: argparse.Namespace) -> int:
     return _print_changed(options, hub, changed)
 
 
-def _plan(options: argparse.Namespace) -> int:
-    hub = hub_from(options)
-    return _print_changed(options, hub, hub.set_account(options.path, {"plan": options.plan}))
-
-
 def _print_changed(options: argparse.Namespace, hub: HubApi, answer: dict[str, Any]) -> int:
-    if options.json:
-        print_json(answer)
-        return 0
-    rows: Rows = hub.parse(lambda: limit_rows(answer))
-    print_table(COLUMNS, rows)
-    if answer.get("registered") is False:
-        print_unregistered(split_path(options.path)[-1])
-    else:
-        note_new_account(options.path, answer)
+    print_answer(options, hub, answer, lambda: table_text(COLUMNS, limit_rows(answer)))
+    if not options.json:
+        _note_path(options.path, answer)
     return 0
 
 
-def _move(options: argparse.Namespace) -> int:
-    hub, agent = hub_from(options), options.agent
+def _note_path(path: str, answer: dict[str, Any]) -> None:
+    """Print a note if nothing had named an account before, or if the path ends in an agent that isn't registered."""
+    if answer.get("registered") is False:
+        print_unregistered(split_path(path)[-1])
+    else:
+        note_new_account(path, answer)
+
+
+def _move(hub: HubApi, options: argparse.Namespace) -> dict[str, Any]:
     body: dict[str, Any] = {"account": "" if options.path == NO_ACCOUNT else options.path}
     if options.plan is not None:
         body["plan"] = options.plan
-    answer = hub.set_agent_account(agent, body)
-    if options.json:
-        print_json(answer)
-        return 0
-    account, plan = hub.parse(lambda: (shown(answer["account"]), shown(answer["plan"])))
+    return hub.set_agent_account(options.agent, body)
+
+
+def _moved(options: argparse.Namespace, answer: dict[str, Any]) -> str:
+    account, plan = shown(answer["account"]), shown(answer["plan"])
     where = f"belongs to {account} now" if account else "belongs to no account now"
-    print(f"{printable(agent)} {where}" + (f", with the plan {plan}" if plan else ""))
-    note_new_account(account, answer)
-    if answer.get("registered") is False:
-        print_unregistered(agent)
-    return 0
+    return f"{printable(options.agent)} {where}" + (f", with the plan {plan}" if plan else "")
+
+
+def _note_moved(hub: HubApi, options: argparse.Namespace, answer: dict[str, Any]) -> None:
+    note_new_account(shown(answer["account"]), answer)
+    note_answer(hub, options, answer)

@@ -4,8 +4,7 @@ import argparse
 from typing import Any, Final
 
 from headgate.cli.answers import local_time, shown
-from headgate.cli.hub_api import HubApi
-from headgate.cli.hub_commands import ListCommand, Rows, add_agent_command, add_hub_command, print_answer, print_token
+from headgate.cli.hub_commands import ListCommand, Rows, add_change_command, add_hub_command, print_token
 from headgate.cli.hub_options import agent_name, existing_agent, hub_from
 from headgate.cli.parser import Commands, add_group
 from headgate.cli.terminal import Column
@@ -40,32 +39,35 @@ def add(commands: Commands) -> None:
     verb.add_argument(
         "--role", choices=tuple(_ROLES), required=True, metavar="ROLE", help=f"one of {', '.join(_ROLES)}"
     )
-    add_agent_command(
+    add_change_command(
         verbs,
         "remove",
-        HubApi.remove_admin,
-        lambda agent, answer: f"{agent} has no role now" + (", and its token is revoked" if answer["revoked"] else ""),
+        lambda hub, options: hub.remove_admin(options.agent),
+        lambda options, answer: (
+            f"{printable(options.agent)} has no role now" + (", and its token is revoked" if answer["revoked"] else "")
+        ),
         "remove an admin or a viewer",
         "Take the role of an admin or viewer away, and revoke its token. The last admin can't be removed.",
         "headgate admins remove ann",
         agent=existing_agent,
     )
     roles = add_group(commands, "role", "give roles to agents")
-    verb = add_hub_command(
+    verb = add_change_command(
         roles,
         "set",
-        _set_role,
+        lambda hub, options: hub.set_role(options.agent, options.role),
+        lambda options, _: f"{printable(options.agent)} is {_ROLES[options.role]} now",
         "give a registered agent a role",
         "Give a registered agent a role: admin may do everything, viewer may see the dashboard.",
         "headgate role set planner viewer",
         agent=existing_agent,
     )
     verb.add_argument("role", choices=tuple(_ROLES), metavar="ROLE", help=f"one of {', '.join(_ROLES)}")
-    add_agent_command(
+    add_change_command(
         roles,
         "remove",
-        HubApi.remove_role,
-        lambda agent, _: f"{agent} has no role now; its token still works",
+        lambda hub, options: hub.remove_role(options.agent),
+        lambda options, _: f"{printable(options.agent)} has no role now; its token still works",
         "take the role of an agent away",
         "Take the role of an agent away. It stays registered, and its token works as that of an agent.",
         "headgate role remove planner",
@@ -98,9 +100,3 @@ def _add(options: argparse.Namespace) -> int:
     hub = hub_from(options)
     note = f"{printable(options.agent)} is {_ROLES[options.role]}; the hub shows this token only once"
     return print_token(options, hub, hub.add_admin(options.agent, options.role), note)
-
-
-def _set_role(options: argparse.Namespace) -> int:
-    hub = hub_from(options)
-    answer = hub.set_role(options.agent, options.role)
-    return print_answer(options, hub, answer, lambda: f"{printable(options.agent)} is {_ROLES[options.role]} now")

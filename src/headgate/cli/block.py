@@ -8,10 +8,9 @@ from typing import Any, Final, NoReturn
 
 from headgate.cli.answers import local_time, shown, whole
 from headgate.cli.hub_api import HubApi, HubError
-from headgate.cli.hub_commands import add_agent_command, add_hub_command, print_unregistered
-from headgate.cli.hub_options import existing_agent, hub_from
+from headgate.cli.hub_commands import add_change_command, note_answer, note_unregistered
+from headgate.cli.hub_options import existing_agent
 from headgate.cli.parser import Commands
-from headgate.cli.terminal import print_json
 from headgate.errors import printable
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -19,10 +18,11 @@ _LONGEST: Final = 10 * 366 * 86_400  # seconds of a block with an end
 
 
 def add(commands: Commands) -> None:
-    block = add_hub_command(
+    block = add_change_command(
         commands,
         "block",
         _block,
+        _blocked,
         "block an agent everywhere",
         "Block an agent on every channel and tier, from its next request on, on open connections too. A block wins "
         "over exemptions and overrides, and survives a restart. Without an end it holds until headgate unblock.",
@@ -30,6 +30,7 @@ def add(commands: Commands) -> None:
         "headgate block planner --for 2h --reason 'it loops' --disconnect",
         "headgate block planner --until 2026-12-01T18:00",
         agent=existing_agent,
+        note=note_answer,
     )
     block.add_argument("_unnamed", type=_refuse_unnamed, nargs="?", metavar="--for", help=argparse.SUPPRESS)
     end = block.add_mutually_exclusive_group()
@@ -39,67 +40,62 @@ def add(commands: Commands) -> None:
     )
     block.add_argument("--reason", default="", metavar="TEXT", help="why; operators see it, the agent doesn't")
     block.add_argument("--disconnect", action="store_true", help="close the agent's connections to this hub, too")
-    add_agent_command(
+    add_change_command(
         commands,
         "unblock",
         _unblock,
-        lambda agent, answer: (
-            f"{agent} is no longer blocked: its limits apply" if answer["was_blocked"] else f"{agent} was not blocked"
+        lambda options, answer: (
+            f"{printable(options.agent)} "
+            + ("is no longer blocked: its limits apply" if answer["was_blocked"] else "was not blocked")
         ),
         "end the block of an agent",
         "End the block of an agent, from its next request on.",
         "headgate unblock planner",
         agent=existing_agent,
-        notes=lambda answer: not answer["was_blocked"],
+        note=lambda hub, options, answer: None if answer["was_blocked"] else note_unregistered(hub, options.agent),
     )
-    add_agent_command(
+    add_change_command(
         commands,
         "disconnect",
-        HubApi.disconnect,
+        lambda hub, options: hub.disconnect(options.agent),
         _closed,
         "close the connections of an agent",
         "Close all WebSocket connections of an agent to this hub. It may connect again at once; headgate block and "
         "headgate revoke keep it out.",
         "headgate disconnect planner",
         agent=existing_agent,
-        notes=lambda answer: not answer["connections"],
+        note=lambda hub, options, answer: None if answer["connections"] else note_unregistered(hub, options.agent),
     )
 
 
-def _block(options: argparse.Namespace) -> int:
-    hub, agent = hub_from(options), options.agent
-    answer = hub.block(agent, options.until, options.reason)
+def _block(hub: HubApi, options: argparse.Namespace) -> dict[str, Any]:
+    answer = hub.block(options.agent, options.until, options.reason)
     if options.disconnect:
-        answer |= {"connections": hub.disconnect(agent)["connections"]}
-    if options.json:
-        print_json(answer)
-        return 0
-    print("\n".join(hub.parse(lambda: _blocked(printable(agent), answer))))
-    if answer.get("registered") is False:
-        print_unregistered(agent)
-    return 0
+        answer |= {"connections": hub.disconnect(options.agent)["connections"]}
+    return answer
 
 
-def _blocked(agent: str, answer: dict[str, Any]) -> list[str]:
+def _blocked(options: argparse.Namespace, answer: dict[str, Any]) -> str:
     end = "it is unblocked" if answer["until"] is None else local_time(answer["until"])
     reason = f" ({shown(answer['reason'])})" if answer["reason"] else ""
-    return [f"{agent} is blocked until {end}{reason}"] + ([_closed(agent, answer)] if "connections" in answer else [])
+    closed = f"\n{_closed(options, answer)}" if "connections" in answer else ""
+    return f"{printable(options.agent)} is blocked until {end}{reason}{closed}"
 
 
-def _closed(agent: str, answer: dict[str, Any]) -> str:
-    number = whole(answer["connections"])
+def _closed(options: argparse.Namespace, answer: dict[str, Any]) -> str:
+    agent, number = printable(options.agent), whole(answer["connections"])
     return f"{agent} has no connections to this hub" if number == 0 else f"connections of {agent} closed: {number}"
 
 
-def _unblock(hub: HubApi, agent: str) -> dict[str, Any]:
+def _unblock(hub: HubApi, options: argparse.Namespace) -> dict[str, Any]:
     """End a block. The hub's answer is the same if there was none, so it is asked before."""
     try:
-        was_blocked = bool(hub.agent(agent).get("blocked"))
+        was_blocked = bool(hub.agent(options.agent).get("blocked"))
     except HubError as error:
         if error.status != 404:
             raise
         was_blocked = False
-    return hub.unblock(agent) | {"was_blocked": was_blocked}
+    return hub.unblock(options.agent) | {"was_blocked": was_blocked}
 
 
 def _from_now(text: str) -> float:

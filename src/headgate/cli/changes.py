@@ -1,11 +1,9 @@
 """`headgate changes` and `headgate reload`: changes of limits, by commands and by the policy file."""
 
-import argparse
 from typing import Any, Final
 
 from headgate.cli.answers import local_time, shown
-from headgate.cli.hub_commands import ListCommand, Rows, add_hub_command, add_limit_option, print_answer
-from headgate.cli.hub_options import hub_from
+from headgate.cli.hub_commands import ListCommand, Rows, add_change_command, add_limit_option
 from headgate.cli.parser import Commands
 from headgate.cli.terminal import Column
 
@@ -24,10 +22,11 @@ def add(commands: Commands) -> None:
         "headgate changes",
         "headgate changes --limit 10 --json",
     )
-    add_hub_command(
+    add_change_command(
         commands,
         "reload",
-        _reload,
+        lambda hub, _: hub.reload(),
+        lambda _, answer: "\n".join(_report(answer)),
         "reload the policy file of the hub",
         "Reload the hub's policy file, from the next request on. A file with mistakes is refused, and nothing changes. "
         "Lists what waits for a restart of the hub, and what has no effect because a stored change overrules it.",
@@ -46,12 +45,6 @@ _CHANGES = ListCommand(
     "nothing was changed",
     arguments=add_limit_option,
 )
-
-
-def _reload(options: argparse.Namespace) -> int:
-    hub = hub_from(options)
-    answer = hub.reload()
-    return print_answer(options, hub, answer, lambda: "\n".join(_report(answer)))
 
 
 def _report(answer: dict[str, Any]) -> list[str]:

@@ -5,8 +5,7 @@ from typing import Any, Final
 
 from headgate.cli.answers import local_time, shown, whole
 from headgate.cli.hub_api import HubApi
-from headgate.cli.hub_commands import ListCommand, Rows, add_hub_command, print_answer
-from headgate.cli.hub_options import hub_from
+from headgate.cli.hub_commands import ListCommand, Rows, add_change_command
 from headgate.cli.parser import Commands
 from headgate.cli.terminal import Column
 from headgate.errors import HeadgateError, printable
@@ -23,10 +22,11 @@ def add(commands: Commands) -> None:
         "headgate channels",
         "headgate channels delete news",
     )
-    verb = add_hub_command(
+    verb = add_change_command(
         verbs,
         "delete",
-        _delete,
+        lambda hub, options: hub.delete_chat_channel(options.name),
+        lambda options, _: f"chat channel {printable(options.name)} is deleted, with its messages",
         "delete a chat channel with its messages",
         "Delete a chat channel with its messages.",
         "headgate channels delete news",
@@ -69,9 +69,3 @@ _LIST = ListCommand(
     _rows,
     "no chat channels",
 )  # fmt: skip
-
-
-def _delete(options: argparse.Namespace) -> int:
-    hub = hub_from(options)
-    answer, name = hub.delete_chat_channel(options.name), printable(options.name)
-    return print_answer(options, hub, answer, lambda: f"chat channel {name} is deleted, with its messages")

@@ -2,11 +2,9 @@
 
 import argparse
 
-from headgate.cli.hub_api import HubApi
-from headgate.cli.hub_commands import ListCommand, add_agent_command, add_hub_command, print_unregistered
+from headgate.cli.hub_commands import ListCommand, add_change_command, add_hub_command, print_unregistered
 from headgate.cli.hub_options import agent_name, hub_from
 from headgate.cli.parser import Commands
-from headgate.cli.terminal import print_json
 from headgate.errors import printable
 
 
@@ -19,23 +17,28 @@ def add(commands: Commands) -> None:
         "headgate exempt",
         "headgate exempt add monitor",
     )
-    add_hub_command(
+    add_change_command(
         verbs,
         "add",
-        _add,
+        lambda hub, options: hub.add_exemption(options.agent),
+        lambda options, _: (
+            f"{printable(options.agent)} is exempt now: all its requests pass; only what its holds spend is counted"
+        ),
         "exempt an agent from all limits",
         "Exempt an agent from all limits, from its next request on.",
         "headgate exempt add monitor",
         agent=agent_name,
+        note=lambda _, options, answer: _note_unregistered([options.agent], answer),
     )
-    add_agent_command(
+    add_change_command(
         verbs,
         "remove",
-        HubApi.remove_exemption,
-        lambda agent, _: f"{agent} is no longer exempt: its limits apply",
+        lambda hub, options: hub.remove_exemption(options.agent),
+        lambda options, _: f"{printable(options.agent)} is no longer exempt: its limits apply",
         "end the exemption of an agent",
         "End the exemption of an agent, from its next request on.",
         "headgate exempt remove monitor",
+        agent=agent_name,
     )
     verb = add_hub_command(
         verbs,
@@ -46,16 +49,6 @@ def add(commands: Commands) -> None:
         "headgate exempt set monitor probe",
     )
     verb.add_argument("agents", type=agent_name, nargs="+", metavar="AGENT", help="names of all exempt agents")
-
-
-def _add(options: argparse.Namespace) -> int:
-    answer = hub_from(options).add_exemption(options.agent)
-    if options.json:
-        print_json(answer)
-        return 0
-    print(f"{printable(options.agent)} is exempt now: all its requests pass; only what its holds spend is counted")
-    _note_unregistered([options.agent], answer)
-    return 0
 
 
 def _set(options: argparse.Namespace) -> int:

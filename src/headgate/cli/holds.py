@@ -6,8 +6,8 @@ from typing import Any
 from headgate.cli.account_limits import amount, duration_text
 from headgate.cli.answers import shown
 from headgate.cli.hub_api import HubApi
-from headgate.cli.hub_commands import ListCommand, Rows, add_hub_command, add_limit_option, print_answer
-from headgate.cli.hub_options import existing_agent, hub_from, path_part
+from headgate.cli.hub_commands import ListCommand, Rows, add_change_command, add_limit_option
+from headgate.cli.hub_options import existing_agent, path_part
 from headgate.cli.parser import Commands, add_group
 from headgate.cli.terminal import Column, print_error
 from headgate.errors import printable
@@ -23,10 +23,11 @@ def add(commands: Commands) -> None:
         "headgate holds list acme",
         "headgate holds list acme/search/planner --limit 10",
     )
-    verb = add_hub_command(
+    verb = add_change_command(
         verbs,
         "cancel",
-        _cancel,
+        lambda hub, options: hub.cancel_hold(options.agent, options.hold),
+        lambda options, _: f"hold {printable(options.hold)} of {printable(options.agent)} is cancelled",
         "cancel a hold",
         "Cancel an open hold: all that it has reserved is given back. The program that made it can't settle it then.",
         "headgate holds cancel planner 5f1c2b3a4d5e-1f",
@@ -75,11 +76,3 @@ _LIST = ListCommand(
     "no holds",
     arguments=_add_arguments,
 )  # fmt: skip
-
-
-def _cancel(options: argparse.Namespace) -> int:
-    hub = hub_from(options)
-    answer = hub.cancel_hold(options.agent, options.hold)
-    return print_answer(
-        options, hub, answer, lambda: f"hold {printable(options.hold)} of {printable(options.agent)} is cancelled"
-    )

@@ -1,4 +1,4 @@
-"""The shapes of commands that call a hub: a change of one agent, a list, a new token."""
+"""The shapes of commands that call a hub: a change, a list, a new token."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from headgate.cli.hub_api import HubApi, HubError
-from headgate.cli.hub_options import AgentName, add_hub_options, agent_name, hub_from
+from headgate.cli.hub_options import AgentName, add_hub_options, hub_from
 from headgate.cli.parser import Commands, RunCommand, add_command, whole_number
-from headgate.cli.terminal import Cell, Column, print_error, print_json, print_table
+from headgate.cli.terminal import Cell, Column, print_error, print_json, table_text
 from headgate.errors import InvalidInput, printable
 from headgate.hub.settings import usable_token
 
@@ -31,41 +31,43 @@ def add_hub_command(
     return parser
 
 
-def add_agent_command(
+def add_change_command(
     commands: Commands,
     name: str,
-    change: Callable[[HubApi, str], Answer],
-    text: Callable[[str, Answer], str],
+    change: Callable[[HubApi, argparse.Namespace], Answer],
+    text: Callable[[argparse.Namespace, Answer], str],
     about: str,
     description: str,
     *examples: str,
-    agent: AgentName = agent_name,
-    notes: Callable[[Answer], bool] = lambda _: False,
-) -> None:
-    """Add a command that changes an agent's state at the hub. `text` reports it, by the agent's name and the answer.
+    agent: AgentName | None = None,
+    note: Callable[[HubApi, argparse.Namespace, Answer], object] = lambda *_: None,
+) -> argparse.ArgumentParser:
+    """Add a command that changes something at the hub. `text` reports it, by the options and the answer.
 
-    `agent` checks the name. Where `notes` is true for the answer, a note says so if no agent of that name is
-    registered: it may be misspelt.
+    With `agent`, it has the argument AGENT. `note` prints notes after the text, as about a name that may be misspelt.
     """
 
     def run(options: argparse.Namespace) -> int:
-        hub, name = hub_from(options), options.agent
-        answer = change(hub, name)
-        if options.json:
-            print_json(answer)
-            return 0
-        print(hub.parse(lambda: text(printable(name), answer)))
-        if notes(answer):
-            note_unregistered(hub, name)
+        hub = hub_from(options)
+        answer = change(hub, options)
+        print_answer(options, hub, answer, lambda: text(options, answer))
+        if not options.json:
+            note(hub, options, answer)
         return 0
 
-    add_hub_command(commands, name, run, about, description, *examples, agent=agent)
+    return add_hub_command(commands, name, run, about, description, *examples, agent=agent)
 
 
 def note_new_account(account: str, answer: Answer) -> None:
     """Print a note if a hub answered that nothing had named an account before: it may be misspelt."""
     if answer.get("known") is False:
         print_error(f"note: the account {printable(account)} is new: nothing named it before")
+
+
+def note_answer(_: HubApi, options: argparse.Namespace, answer: Answer) -> None:
+    """Print a note if a hub answered that no agent of that name is registered: it may be misspelt."""
+    if answer.get("registered") is False:
+        print_unregistered(options.agent)
 
 
 def note_unregistered(hub: HubApi, agent: str) -> None:
@@ -122,17 +124,14 @@ class ListCommand:
 
     def print(self, options: argparse.Namespace, hub: HubApi, answer: Answer) -> int:
         """Print an answer, as JSON or as a table; the exit code."""
-        if options.json:
-            print_json(answer)
-            return 0
-        rows = hub.parse(lambda: self.rows(answer))
+        return print_answer(options, hub, answer, lambda: self._text(self.rows(answer)))
+
+    def _text(self, rows: Rows) -> str:
         if not rows:
-            print(self.empty)
-        elif self.columns:
-            print_table(self.columns, rows)
-        else:
-            print("\n".join([printable(str(name)) for (name,) in rows]))
-        return 0
+            return self.empty
+        if not self.columns:
+            return "\n".join([printable(str(name)) for (name,) in rows])
+        return table_text(self.columns, rows)
 
 
 def add_limit_option(parser: argparse.ArgumentParser) -> None:

@@ -3,11 +3,10 @@
 import argparse
 from typing import Any
 
-from headgate.cli.hub_api import HubApi
-from headgate.cli.hub_commands import ListCommand, Rows, add_agent_command, add_hub_command, print_unregistered
-from headgate.cli.hub_options import agent_name, hub_from
+from headgate.cli.hub_commands import ListCommand, Rows, add_change_command, note_answer
+from headgate.cli.hub_options import agent_name
 from headgate.cli.parser import Commands
-from headgate.cli.terminal import Column, print_json, print_table
+from headgate.cli.terminal import Column, table_text
 from headgate.cli.tier_limits import SESSION, add_tier_limits, given_limits
 from headgate.errors import printable
 
@@ -21,10 +20,11 @@ def add(commands: Commands) -> None:
         "headgate override",
         "headgate override set planner heavy=100/minute",
     )
-    verb = add_hub_command(
+    verb = add_change_command(
         verbs,
         "set",
-        _set,
+        lambda hub, options: hub.set_override(options.agent, given_limits(options)),
+        _report,
         "override limits of an agent",
         "Override limits of an agent, from its next request on. Overrides survive a restart; tiers that aren't named "
         "stay as they are. Limits are written as in the policy: 60/minute, '60/minute burst 10', unlimited.",
@@ -32,31 +32,25 @@ def add(commands: Commands) -> None:
         "headgate override set planner light=600/minute 'normal=5/second burst 20' --channel ws",
         "headgate override set planner session='100/second burst 200'",
         agent=agent_name,
+        note=note_answer,
     )
     add_tier_limits(verb)
-    add_agent_command(
+    add_change_command(
         verbs,
         "remove",
-        HubApi.remove_override,
-        lambda agent, _: f"{agent} has no overrides now: the defaults apply",
+        lambda hub, options: hub.remove_override(options.agent),
+        lambda options, _: f"{printable(options.agent)} has no overrides now: the defaults apply",
         "remove the overrides of an agent",
         "Remove all overrides of an agent: the defaults apply to it again.",
         "headgate override remove planner",
+        agent=agent_name,
     )
 
 
-def _set(options: argparse.Namespace) -> int:
-    hub, agent = hub_from(options), options.agent
-    answer = hub.set_override(agent, given_limits(options))
-    if options.json:
-        print_json(answer)
-        return 0
-    rows = hub.parse(lambda: _rows({agent: answer["override"]}, {agent: answer.get("session_override")}))
-    print(f"overrides of {printable(agent)}:")
-    print_table(_LIST.columns, rows)
-    if answer.get("registered") is False:
-        print_unregistered(agent)
-    return 0
+def _report(options: argparse.Namespace, answer: dict[str, Any]) -> str:
+    agent = options.agent
+    rows = _rows({agent: answer["override"]}, {agent: answer.get("session_override")})
+    return f"overrides of {printable(agent)}:\n{table_text(_LIST.columns, rows)}"
 
 
 def _rows(overrides: dict[str, Any], sessions: dict[str, str | None]) -> Rows:

@@ -5,8 +5,7 @@ from typing import Any, Final
 
 from headgate.cli.answers import local_time, number, shown, whole
 from headgate.cli.hub_api import HubApi
-from headgate.cli.hub_commands import ListCommand, Rows, add_hub_command, print_answer
-from headgate.cli.hub_options import hub_from
+from headgate.cli.hub_commands import ListCommand, Rows, add_change_command
 from headgate.cli.parser import Commands, json_text, whole_number
 from headgate.cli.terminal import Column
 
@@ -24,10 +23,11 @@ def add(commands: Commands) -> None:
         "headgate tasks --state failed",
         """headgate tasks push '{"url": "https://example.org"}'""",
     )
-    verb = add_hub_command(
+    verb = add_change_command(
         verbs,
         "push",
-        _push,
+        lambda hub, options: hub.push_task(options.payload),
+        lambda _, answer: f"task {shown(answer['task_id'])} is {shown(answer['state'])}",
         "queue a task for any idle agent",
         "Queue a task. An idle agent that isn't rate limited gets it.",
         """headgate tasks push '{"url": "https://example.org"}'""",
@@ -74,9 +74,3 @@ _LIST = ListCommand(
     "no tasks",
     arguments=_add_arguments,
 )  # fmt: skip
-
-
-def _push(options: argparse.Namespace) -> int:
-    hub = hub_from(options)
-    answer = hub.push_task(options.payload)
-    return print_answer(options, hub, answer, lambda: f"task {shown(answer['task_id'])} is {shown(answer['state'])}")

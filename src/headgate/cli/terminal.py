@@ -132,7 +132,11 @@ def coloured(text: str, colour: str, out: TextIO) -> str:
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str | Cell]]) -> None:
-    """Print rows below their titles, with unprintable characters escaped. In a file or a pipe nothing is cut."""
+    print(table_text(columns, rows))
+
+
+def table_text(columns: Sequence[Column], rows: Sequence[Sequence[str | Cell]]) -> str:
+    """Rows below their titles, with unprintable characters escaped. In a file or a pipe nothing is cut."""
     out = sys.stdout
     cells = [[Cell(column.title, BOLD) for column in columns]]
     for row in rows:
@@ -144,13 +148,15 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str | Cell]])
         elastic = next((place for place, column in enumerate(columns) if column.elastic), None)
         if over > 0 and elastic is not None:
             widths[elastic] = max(widths[elastic] - over, min(_NARROWEST, widths[elastic]))
+    lines = []
     for row in cells:
         line = []
         for column, cell, wide in zip(columns, row, widths, strict=True):
             text = truncate(cell.text, wide)
             gap, shown = " " * (wide - display_width(text)), coloured(text, cell.colour, out)
             line.append(gap + shown if column.right else shown + gap)
-        print("  ".join(line).rstrip())
+        lines.append("  ".join(line).rstrip())
+    return "\n".join(lines)
 
 
 def print_json(value: object) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from headgate.cli.hub_api import HubApi
-from headgate.cli.hub_commands import Answer, add_agent_command, add_hub_command, note_new_account, print_token
+from headgate.cli.hub_commands import Answer, add_change_command, add_hub_command, note_new_account, print_token
 from headgate.cli.hub_options import agent_name, existing_agent, hub_from
 from headgate.cli.parser import Commands
 from headgate.errors import printable
@@ -32,14 +32,13 @@ def add(commands: Commands) -> None:
         "TOKEN=$(headgate rotate planner)",
         agent=existing_agent,
     )
-    add_agent_command(
+    add_change_command(
         commands,
         "revoke",
-        HubApi.revoke,
-        lambda agent, answer: (
-            f"the token of {agent} is revoked: it can't connect any more"
-            if answer["revoked"]
-            else f"the token of {agent} was revoked before"
+        lambda hub, options: hub.revoke(options.agent),
+        lambda options, answer: (
+            f"the token of {printable(options.agent)} "
+            + ("is revoked: it can't connect any more" if answer["revoked"] else "was revoked before")
         ),
         "revoke the token of an agent",
         "Revoke the token of an agent and close its connections. Its name stays taken; headgate rotate gives it a new "

@@ -8,9 +8,10 @@ from typing import Any
 
 from headgate.cli.account_limits import amount
 from headgate.cli.answers import shown
+from headgate.cli.hub_commands import print_answer
 from headgate.cli.hub_options import add_hub_options, hub_from
 from headgate.cli.parser import Commands, UsageError, add_command
-from headgate.cli.terminal import Column, print_json, print_table
+from headgate.cli.terminal import Column, table_text
 from headgate.errors import printable
 
 
@@ -69,22 +70,15 @@ def _run(options: argparse.Namespace) -> int:
             print(printable(line))
         return 0
     answer = hub.usage(query)
-    if options.json:
-        print_json(answer)
-        return 0
-    columns, rows, empty = hub.parse(lambda: _table(answer))
-    if rows:
-        print_table(columns, rows)
-    else:
-        print(empty)
-    return 0
+    return print_answer(options, hub, answer, lambda: _text(answer))
 
 
-def _table(answer: dict[str, Any]) -> tuple[list[Column], list[list[str]], str]:
+def _text(answer: dict[str, Any]) -> str:
     by = [shown(group) for group in answer["by"]]
     columns = [*[Column(group, elastic=place == 0) for place, group in enumerate(by)], Column("amount", right=True)]
     rows = [
         [*[shown(one["group"][group]) or "-" for group in answer["by"]], amount(one["amount"])]
         for one in answer["totals"]
     ]
-    return columns, rows, f"nothing was used from {shown(answer['from'])} to {shown(answer['to'])}"
+    nothing = f"nothing was used from {shown(answer['from'])} to {shown(answer['to'])}"
+    return table_text(columns, rows) if rows else nothing

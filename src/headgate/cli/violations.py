@@ -1,11 +1,14 @@
 """`headgate violations`: list and reset violations."""
 
+import argparse
 from typing import Any
 
-from headgate.cli.hub_api import AgentSummary, HubApi
-from headgate.cli.hub_commands import ListCommand, Rows, add_agent_command
+from headgate.cli.hub_api import AgentSummary
+from headgate.cli.hub_commands import ListCommand, Rows, add_change_command, note_unregistered
+from headgate.cli.hub_options import agent_name
 from headgate.cli.parser import Commands
 from headgate.cli.terminal import Column
+from headgate.errors import printable
 
 
 def add(commands: Commands) -> None:
@@ -18,18 +21,22 @@ def add(commands: Commands) -> None:
         "headgate violations",
         "headgate violations reset planner",
     )
-    add_agent_command(
+    add_change_command(
         verbs,
         "reset",
-        HubApi.reset_violations,
-        lambda agent, answer: (
-            f"violations of {agent} reset" if answer["reset"] else f"{agent} had no violations to reset"
-        ),
+        lambda hub, options: hub.reset_violations(options.agent),
+        _report,
         "reset the violations of an agent",
         "Reset the violations of an agent. Its buckets stay as they are.",
         "headgate violations reset planner",
-        notes=lambda answer: not answer["reset"],
+        agent=agent_name,
+        note=lambda hub, options, answer: None if answer["reset"] else note_unregistered(hub, options.agent),
     )
+
+
+def _report(options: argparse.Namespace, answer: dict[str, Any]) -> str:
+    agent = printable(options.agent)
+    return f"violations of {agent} reset" if answer["reset"] else f"{agent} had no violations to reset"
 
 
 def _rows(answer: dict[str, Any]) -> Rows:
