@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import trustme
 
-from headgate.cli import agents, build_parser, check
+from headgate.cli import build_parser, check, hub_api
 from headgate.cli.hub_api import HubApi, HubError
 from headgate.cli.hub_options import hub_from
 from tests.support.cli import Command, leaves
@@ -344,7 +344,7 @@ def test_pages_that_go_nowhere_end(headgate: Command, names: list[str]) -> None:
 
 
 def test_pages_that_never_end_are_bounded(headgate: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agents, "_MOST_REGISTERED", 25)
+    monkeypatch.setattr(hub_api, "_MOST_LISTED", 25)
     pages = 0
 
     class Endless(dict[str, tuple[int, Any]]):

@@ -9,7 +9,7 @@ from typing import Any, Final
 from headgate.cli.answers import number, shown
 from headgate.cli.hub_commands import Rows
 from headgate.cli.parser import UsageError
-from headgate.cli.terminal import Cell, Column, print_error, usage_colour
+from headgate.cli.terminal import Cell, Column, print_error, usage_cell
 from headgate.limits.units import amount_text
 
 COLUMNS: Final = (
@@ -124,11 +124,10 @@ def limit_rows(account: Mapping[str, Any]) -> Rows:
 
 
 def _cells(one: Mapping[str, Any]) -> Iterator[str | Cell]:
-    used = number(one["used"])
     yield resource_text(one["resource"], one["tool"])
     yield shown(one["limit"])
     yield from [amount(one[name]) for name in ("spent", "held", "left")]
-    yield Cell(f"{used:.0%}", usage_colour(used))
+    yield usage_cell(number(one["used"]))
     yield duration_text(one["resets_after"])
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
-from headgate.cli.account_limits import amount
+from headgate.cli.account_limits import amount, resource_text
 from headgate.cli.answers import local_time, number, seconds, shown, whole
 from headgate.cli.hub_api import AgentSummary
 from headgate.cli.hub_commands import Rows
-from headgate.cli.terminal import Cell, Column, print_table, usage_colour
+from headgate.cli.terminal import Column, table_text, usage_cell
 from headgate.gate.accounts import NO_ACCOUNT
 
 _LABEL: Final = 14  # columns
@@ -29,26 +29,16 @@ _DENIALS: Final = [
 ]  # fmt: skip
 
 
-class AgentPage:
-    """An answer about one agent, in which everything is fit to be printed."""
-
-    def __init__(self, data: dict[str, Any]) -> None:
-        self._facts = list(_facts(data, AgentSummary.parse(data)))
-        self._tables = [
-            (_BUCKETS, _buckets(data)),
-            (_ACCOUNTS, _accounts(data)),
-            (_ACTIONS, _actions(data)),
-            (_DENIALS, _denials(data)),
-        ]
-
-    def print(self) -> None:
-        """Print the facts, and below them the tables that aren't empty."""
-        for label, text in self._facts:
-            print(f"{label:<{_LABEL}}{text}")
-        for columns, rows in self._tables:
-            if rows:
-                print()
-                print_table(columns, rows)
+def page_text(data: dict[str, Any]) -> str:
+    """The facts of an answer about one agent, and below them the tables that aren't empty. All is fit to be printed."""
+    facts = [f"{label:<{_LABEL}}{text}" for label, text in _facts(data, AgentSummary.parse(data))]
+    tables = (
+        (_BUCKETS, _buckets(data)),
+        (_ACCOUNTS, _accounts(data)),
+        (_ACTIONS, _actions(data)),
+        (_DENIALS, _denials(data)),
+    )
+    return "\n".join([*facts, *[f"\n{table_text(columns, rows)}" for columns, rows in tables if rows]])
 
 
 def _facts(data: dict[str, Any], agent: AgentSummary) -> Iterator[tuple[str, str]]:
@@ -102,7 +92,7 @@ def _buckets(data: dict[str, Any]) -> Rows:
     return [
         [
             f"{shown(one['channel'])} {shown(one['tier'])}",
-            Cell(f"{number(one['used']):.0%}", usage_colour(number(one["used"]))),
+            usage_cell(number(one["used"])),
             f"{whole(one['remaining'])}/{whole(one['capacity'])}",
             shown(one["limit"]),
             "override" if one["own"] else "",
@@ -115,11 +105,11 @@ def _accounts(data: dict[str, Any]) -> Rows:
     return [
         [
             shown(one["account"]),
-            shown(one["resource"]) + (f" by {shown(one['tool'])}" if one["tool"] else ""),
+            resource_text(one["resource"], one["tool"]),
             shown(one["limit"]),
             amount(one["held"]),
             amount(one["left"]),
-            Cell(f"{number(one['used']):.0%}", usage_colour(number(one["used"]))),
+            usage_cell(number(one["used"])),
         ]
         for one in data["account_limits"]
     ]

@@ -3,15 +3,20 @@
 import argparse
 from typing import Any, Final
 
-from headgate.cli.agent_page import AgentPage
+from headgate.cli.agent_page import page_text
 from headgate.cli.hub_api import AgentSummary, HubApi, HubError
+from headgate.cli.hub_commands import print_answer
 from headgate.cli.hub_options import add_hub_options, existing_agent, hub_from
 from headgate.cli.parser import Commands, UsageError, add_command
-from headgate.cli.terminal import Cell, Column, ProgressLine, print_error, print_json, print_table, usage_colour
-from headgate.errors import HeadgateError, InvalidInput
+from headgate.cli.terminal import Cell, Column, ProgressLine, print_error, print_json, table_text, usage_cell
+from headgate.errors import InvalidInput
 
 _MOST: Final = 1000  # agents that a hub lists at once
-_MOST_REGISTERED: Final = 1_000_000  # bound against a faulty server
+_COLUMNS: Final = [
+    Column("agent", elastic=True), Column("here"), Column("used", right=True), Column("left", right=True),
+    Column("bucket"), Column("in a row", right=True), Column("hour", right=True), Column("wait", right=True),
+    Column("marks"),
+]  # fmt: skip
 
 
 def add(commands: Commands) -> None:
@@ -45,11 +50,11 @@ def _run(options: argparse.Namespace) -> int:
 
 def _show(hub: HubApi, options: argparse.Namespace) -> int:
     answer = hub.agent(options.agent)
-    page = hub.parse(lambda: AgentPage(answer))
+    text = hub.parse(lambda: page_text(answer))
     if options.json:
         print_json(answer)
     else:
-        page.print()
+        print(text)
     return 0
 
 
@@ -59,34 +64,24 @@ def _list(hub: HubApi, options: argparse.Namespace) -> int:
         found = _registered(hub, {one["agent_id"]: one for one in found})
     elif len(found) == _MOST:
         print_error(f"only the first {_MOST:,} are listed; --all lists all")
-    if options.json:
-        print_json({"agents": found})
-        return 0
-    agents = hub.parse(lambda: [AgentSummary.parse(one) for one in found])
-    if not agents:
-        recent = "no agent is connected or was recently active; --all lists all registered ones"
-        print("no agent is registered" if options.all else recent)
-        return 0
-    columns = [
-        Column("agent", elastic=True), Column("here"), Column("used", right=True), Column("left", right=True),
-        Column("bucket"), Column("in a row", right=True), Column("hour", right=True), Column("wait", right=True),
-        Column("marks"),
-    ]  # fmt: skip
-    print_table(columns, [_row(agent) for agent in agents])
-    return 0
+    recent = "no agent is connected or was recently active; --all lists all registered ones"
+    nothing = "no agent is registered" if options.all else recent
+    return print_answer(
+        options,
+        hub,
+        {"agents": found},
+        lambda: table_text(_COLUMNS, [_row(AgentSummary.parse(one)) for one in found]) if found else nothing,
+    )
 
 
 def _registered(hub: HubApi, active: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """The status of every registered agent."""
     agents: list[dict[str, Any]] = []
     with ProgressLine() as progress:
-        for page in hub.registered_agents():
-            for one in page:
-                if len(agents) == _MOST_REGISTERED:
-                    raise HeadgateError(f"{hub.url}: expected at most {_MOST_REGISTERED:,} agents, got more")
-                name = one["agent_id"]
-                agents.append({**(active.get(name) or _status(hub, name)), "revoked": bool(one.get("revoked"))})
-                progress.show(lambda: f"agents: {len(agents):,}")
+        for one in hub.registered_agents():
+            name = str(one["agent_id"])
+            agents.append({**(active.get(name) or _status(hub, name)), "revoked": bool(one.get("revoked"))})
+            progress.show(lambda: f"agents: {len(agents):,}")
     return agents
 
 
@@ -111,7 +106,7 @@ def _row(agent: AgentSummary) -> list[str | Cell]:
     return [
         agent.name,
         "yes" if agent.connected else "no",
-        Cell("-") if agent.used is None else Cell(f"{agent.used:.0%}", usage_colour(agent.used)),
+        "-" if agent.used is None else usage_cell(agent.used),
         agent.left or "-",
         agent.bucket or "-",
         str(agent.violations),

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice, pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from urllib.parse import quote
 
@@ -22,7 +22,8 @@ HUB_VARIABLE: Final = "HEADGATE_HUB"
 TIMEOUT: Final = 10.0  # seconds for a request and its answer
 
 _MAX_DETAIL: Final = 1000  # characters of an error that are shown
-_PAGE: Final = 100  # agents or chat channels per request
+_PAGE: Final = 100  # agents, chat channels or accounts per request
+_MOST_LISTED: Final = 1_000_000  # bound against a faulty server
 
 _ADMIN: Final = "/api/admin"
 _AGENTS: Final = f"{_ADMIN}/agents"
@@ -197,19 +198,12 @@ class HubApi:
         return self.parse(lambda: HubStatus.parse(answer))
 
     def active_agents(self, limit: int) -> list[dict[str, Any]]:
-        return self._agents(f"/api/dashboard/state?limit={limit}")
-
-    def registered_agents(self) -> Iterator[list[dict[str, Any]]]:
-        """All registered agents by name, in pages. Each name comes after the last, so that there is an end."""
-        names = [""]
-        while page := self._agents(f"{_AGENTS}?limit={_PAGE}&after={_quoted(names[-1])}"):
-            names = [names[-1], *[one["agent_id"] for one in page]]
-            self.parse(partial(_check_order, names))
-            yield page
-
-    def _agents(self, path: str) -> list[dict[str, Any]]:
-        answer = self.request("GET", path, agents=list)
+        answer = self.request("GET", f"/api/dashboard/state?limit={limit}", agents=list)
         return self.parse(lambda: [{**one, "agent_id": str(one["agent_id"])} for one in answer["agents"]])
+
+    def registered_agents(self) -> Iterator[dict[str, Any]]:
+        """All registered agents by name."""
+        return self._listed("agents", f"{_AGENTS}?limit={_PAGE}", "agents", "agent_id", _check_order)
 
     def agent(self, agent: str) -> dict[str, Any]:
         return self.request("GET", _path(_AGENTS, agent), agent_id=str)
@@ -334,27 +328,39 @@ class HubApi:
         body = {"agent_id": agent, "signal": signal, "session": session}
         return self.request("POST", f"{_ADMIN}/signals", body, number=int)
 
-    def chat_channels(self) -> Iterator[list[dict[str, Any]]]:
-        """All chat channels by name, in pages."""
-        return self._pages(f"{_CHANNELS}?limit={_PAGE}", "channels", "name", _check_order)
+    def chat_channels(self) -> Iterator[dict[str, Any]]:
+        """All chat channels by name."""
+        path = f"{_CHANNELS}?limit={_PAGE}"
+        return self._listed("chat channels", path, "channels", "name", _check_order, more=bool)
 
-    def _pages(
-        self, path: str, items: str, name: str, check: Callable[[Sequence[str]], None]
-    ) -> Iterator[list[dict[str, Any]]]:
-        """The pages of a list, whose items have a name. Each page comes after the last name of the one before."""
-        names, more = [""], True
+    def _listed(
+        self,
+        what: str,
+        path: str,
+        items: str,
+        name: str,
+        check: Callable[[Sequence[str]], None],
+        **fields: type,
+    ) -> Iterator[dict[str, Any]]:
+        """The items of a list, which have a name, from as many pages as it takes. `fields`: what else a page has.
+
+        Each page comes after the last name of the one before. The last one says that there are no `more`, or is empty.
+        """
+        names, more, listed = [""], True, 0
         while more:
-            fields = {items: list, "more": bool}
-            answer = self.request("GET", f"{path}&after={_quoted(names[-1])}", **fields)
+            answer = self.request("GET", f"{path}&after={_quoted(names[-1])}", **{items: list}, **fields)
             names = [names[-1], *self.parse(partial(_names, answer[items], name))]
-            more = answer["more"] and len(names) > 1
+            more = answer.get("more", True) and len(names) > 1
             self.parse(partial(check, names))
-            yield answer[items]
+            listed += len(answer[items])
+            if listed > _MOST_LISTED:
+                raise HeadgateError(f"{self.url}: expected at most {_MOST_LISTED:,} {what}, got more")
+            yield from answer[items]
 
     def accounts(self, within: str = "", most: int = _MOST_ACCOUNTS) -> list[dict[str, Any]]:
         """All accounts above the agents, each before those below it; at most so many."""
-        pages = self._pages(f"{_ACCOUNTS}?limit={_PAGE}&within={_quoted(within)}", "accounts", "path", _check_tree)
-        return list(islice(chain.from_iterable(pages), most))
+        path = f"{_ACCOUNTS}?limit={_PAGE}&within={_quoted(within)}"
+        return list(islice(self._listed("accounts", path, "accounts", "path", _check_tree, more=bool), most))
 
     def account(self, path: str) -> dict[str, Any]:
         return self.request("GET", f"{_ACCOUNTS}/{_quoted(path)}", plan=str, limits=list)

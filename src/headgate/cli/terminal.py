@@ -76,6 +76,11 @@ def usage_colour(used: float) -> str:
     return GREEN if used < 0.5 else YELLOW if used <= 0.8 else RED
 
 
+def usage_cell(used: float) -> Cell:
+    """The share used of a bucket or a limit, in its colour."""
+    return Cell(f"{used:.0%}", usage_colour(used))
+
+
 class ClosedOutput(TextIOBase):
     """A standard output that is closed: what is written can't be flushed."""
 
