@@ -16,18 +16,17 @@ from headgate.cli import (
     channels,
     check,
     completion,
-    defaults,
     demo,
     exempt,
     holds,
     log_level,
-    override,
     policy,
     replay,
     serve,
     signals,
     store,
     tasks,
+    tier_limits,
     tokens,
     top,
     usage,
@@ -38,7 +37,7 @@ from headgate.cli.terminal import discard, prepare_output, print_error, version_
 from headgate.errors import HeadgateError
 
 _MODULES: Final = (
-    serve, top, agents, alerts, block, tokens, override, defaults, exempt, accounts, holds, usage, violations,
+    serve, top, agents, alerts, block, tokens, tier_limits, exempt, accounts, holds, usage, violations,
     changes, tasks, channels, signals, admins, store, log_level, check, policy, replay, bench, demo,
 )  # fmt: skip
 """In the order in which the help lists the commands."""
