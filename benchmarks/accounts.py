@@ -6,12 +6,10 @@ settling is timed, too.
 """
 
 import asyncio
-import gc
 import json
-import os
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -19,7 +17,6 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from threading import Barrier
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import redis
@@ -41,22 +38,16 @@ from benchmarks.account_tree import (
     session_name,
     tree_gate,
 )
-from benchmarks.contenders import Contender
+from benchmarks.contenders import Contender, contender
+from benchmarks.holds import AT_ONCE, MEMORY, ON_SERVER, PACKAGES, TASKS, hold_many
 from benchmarks.litellm_contest import DENIED, HEADGATE, NEIGHBOURS, Contest, Crowd
-from benchmarks.measure import Timing, Turn, best_of, freeze, shuffled
-from benchmarks.redis_report import ONE_CORE, TWO_CORES
-from benchmarks.redis_suite import server, used_memory
-from benchmarks.report import NONE, Bar, at_least, at_most, bar_list, machine_line, number, table
+from benchmarks.measure import AsyncTurn, Timing, best_of, in_tasks, shuffled, verified_turns
+from benchmarks.redis_suite import empty, meet_at, meetings, on_each_core, server, used_memory
+from benchmarks.report import NONE, Bar, at_least, at_most, bar_list, machine_line, number, table, time_of
 from benchmarks.suite import say
 from headgate import Gate, Limiter, RedisStore
 from headgate.gate.account_holds import AccountHold
 from headgate.stores.base import Store
-
-PACKAGES: Final = ("redis", "hiredis")
-
-MEMORY: Final = "in memory"
-ON_SERVER: Final = "one thread, "
-TASKS: Final = "50 tasks"
 
 CHECK: Final = "a check"
 FIVE: Final = "a check of the same limits"
@@ -79,7 +70,6 @@ AT_A_TIME: Final = 100
 _COUNT: Final = 50  # tasks
 _LIMIT: Final = "1000000000/day"  # nothing is denied
 _LEASE: Final = 3600  # seconds: the longest by default
-_AT_ONCE: Final = 1000
 _PATIENCE: Final = 120  # seconds until all processes have started
 _ALL: Final = {"requests": AT_A_TIME, "tokens": AT_A_TIME * TOKENS["tokens"]}
 _ALL_USED: Final = {"requests": AT_A_TIME, "tokens": AT_A_TIME * TOKENS_USED["tokens"]}
@@ -198,7 +188,7 @@ def measure(scale: Scale, litellm: Path | None) -> Results:
             results.carried[count] = _carried(count, url, client, scale.seconds, TOKENS, TOKENS_USED)
             results.carried_ahead[count] = _carried(count, url, client, scale.seconds, _ALL, _ALL_USED)
         if litellm is not None:
-            _empty(client)
+            empty(client)
             results.contest = _contest(litellm, url, scale.litellm)
             results.machine["LiteLLM"] = results.contest.version
         return results
@@ -222,12 +212,7 @@ def _contenders(store: Store | None, gates: ExitStack) -> dict[Which, Contender]
 
 def _checks(limiter: Limiter) -> Contender:
     check = limiter.check
-
-    def run(keys: Iterable[str]) -> None:
-        for key in keys:
-            check(key)
-
-    return Contender(run, lambda key: bool(check(key)))
+    return contender(check, lambda key: bool(check(key)))
 
 
 def _holds(gate: Gate, costs: Costs, used: Costs) -> Contender:
@@ -272,12 +257,8 @@ def _passes(gate: Gate, costs: Costs) -> Callable[[str], bool]:
     return passes
 
 
-def _turns(contenders: dict[Which, Contender], calls: int) -> dict[Which, Turn]:
-    order = shuffled([agent_name(number) for number in range(AGENTS)], calls)
-    for which, contender in contenders.items():
-        if not contender.passes(order[0]):
-            raise RuntimeError(f"{which}: expected that it passes")
-    return {which: Turn(contender, order) for which, contender in contenders.items()}
+def _agents(calls: int) -> list[str]:
+    return shuffled([agent_name(number) for number in range(AGENTS)], calls)
 
 
 def _note(results: Results, place: str, timings: dict[Which, Timing]) -> None:
@@ -291,51 +272,33 @@ def _note(results: Results, place: str, timings: dict[Which, Timing]) -> None:
 def _in_memory(results: Results, scale: Scale) -> None:
     say(MEMORY)
     with ExitStack() as gates:
-        _note(results, MEMORY, best_of(scale.rounds, _turns(_contenders(None, gates), scale.memory_calls)))
+        turns = verified_turns(_contenders(None, gates), _agents(scale.memory_calls))
+        _note(results, MEMORY, best_of(scale.rounds, turns))
 
 
 def _on_server(results: Results, scale: Scale, store: RedisStore, process: int) -> None:
-    """On the server's core and on another one: the choice changes the times and their ratios."""
-    cores = sorted(os.sched_getaffinity(0))
-    places = {ONE_CORE: cores[0]} | ({TWO_CORES: cores[1]} if len(cores) > 1 else {})
     with ExitStack() as gates:
-        turns = _turns(_contenders(store, gates), scale.calls)
-        os.sched_setaffinity(process, [cores[0]])
-        try:
-            for place, core in places.items():
-                say(ON_SERVER + place)
-                os.sched_setaffinity(0, [core])
-                _note(results, ON_SERVER + place, best_of(scale.rounds, turns, time.perf_counter_ns))
-        finally:
-            for one in (0, process):
-                os.sched_setaffinity(one, cores)
+        turns = verified_turns(_contenders(store, gates), _agents(scale.calls))
+
+        def measure_at(place: str) -> None:
+            _note(results, ON_SERVER + place, best_of(scale.rounds, turns, time.perf_counter_ns))
+
+        on_each_core(process, measure_at)
     expect_server(store)
 
 
 # Tasks ---------------------------------------------------------------------------------------------------------------
 
 
-class _AsyncContender(NamedTuple):
-    call: Callable[[str], Awaitable[object]]
-    finish: Callable[[], Awaitable[None]]
-    """Settle what is open; this isn't timed."""
-
-
-async def _nothing() -> None:
-    pass
-
-
-def _async_contenders(store: RedisStore, gates: ExitStack) -> dict[Which, _AsyncContender]:
-    found = {("", CHECK): _AsyncContender(Limiter(_LIMIT, store=store).acheck, _nothing)}
+def _async_turns(store: RedisStore, gates: ExitStack) -> dict[Which, AsyncTurn]:
+    found = {("", CHECK): AsyncTurn(Limiter(_LIMIT, store=store).acheck)}
     for kind, (tokens, usd, costs, used) in KINDS.items():
         gate = gates.enter_context(tree_gate(store, tokens, usd))
         if not usd:
-            found[kind, FIVE] = _AsyncContender(
-                Limiter("; ".join(tokens), store=store, name=f"five {kind}").acheck, _nothing
-            )
+            found[kind, FIVE] = AsyncTurn(Limiter("; ".join(tokens), store=store, name=f"five {kind}").acheck)
         made: list[AccountHold] = []
-        found[kind, HOLD] = _AsyncContender(partial(_hold, gate, costs, made), partial(_settle_all, made, used))
-        found[kind, PAIR] = _AsyncContender(partial(_pair, gate, costs, used), _nothing)
+        found[kind, HOLD] = AsyncTurn(partial(_hold, gate, costs, made), partial(_settle_all, made, used))
+        found[kind, PAIR] = AsyncTurn(partial(_pair, gate, costs, used))
     return found
 
 
@@ -357,30 +320,12 @@ async def _pair(gate: Gate, costs: Costs, used: Costs, agent: str) -> None:
 
 async def _tasks(results: Results, scale: Scale, url: str) -> None:
     say(TASKS)
-    order = shuffled([agent_name(number) for number in range(AGENTS)], _COUNT * scale.task_calls)
+    order = _agents(_COUNT * scale.task_calls)
     shares = [order[first::_COUNT] for first in range(_COUNT)]
     async with RedisStore(url, timeout=10) as store:
-        gates = ExitStack()
-        contenders = _async_contenders(store, gates)
-        times: dict[Which, list[float]] = {which: [] for which in contenders}
-        for round_number in range(scale.rounds + 1):
-            for which, (call, finish) in contenders.items():
-                freeze()
-                start = time.perf_counter_ns()
-                await asyncio.gather(*[_one_by_one(call, share) for share in shares])
-                taken = time.perf_counter_ns() - start
-                await finish()
-                if round_number > 0:  # the first round opens the connections
-                    times[which].append(taken / len(order))
-        gc.unfreeze()
-        gates.close()
+        with ExitStack() as gates:
+            _note(results, TASKS, await in_tasks(scale.rounds, _async_turns(store, gates), shares))
         expect_server(store)
-    _note(results, TASKS, {which: Timing(min(taken), median(taken)) for which, taken in times.items()})
-
-
-async def _one_by_one(call: Callable[[str], Awaitable[object]], agents: Sequence[str]) -> None:
-    for agent in agents:
-        await call(agent)
 
 
 # Memory of the server ------------------------------------------------------------------------------------------------
@@ -391,38 +336,22 @@ def _memory(results: Results, scale: Scale, store: RedisStore, client: redis.Red
     with tree_gate(store, MIXED) as gate:
         results.bytes_per_hold = _bytes_each(gate, client, scale.open, own_session=False)
         results.bytes_with_session = _bytes_each(gate, client, scale.open, own_session=True)
-    _empty(client)
+    empty(client)
     expect_server(store)
 
 
 def _bytes_each(gate: Gate, client: redis.Redis, count: int, *, own_session: bool) -> float:
-    _empty(client)
-    _hold_many(gate, _AT_ONCE, own_session=False)  # so that scripts, connections and accounts are not counted
+    empty(client)
+    hold_many(partial(_open_hold, gate, own_session=False), AT_ONCE)  # scripts, connections, accounts are not counted
     before = used_memory(client)
-    _hold_many(gate, count, own_session=own_session)
+    hold_many(partial(_open_hold, gate, own_session=own_session), count)
     return (used_memory(client) - before) / count
 
 
-def _hold_many(gate: Gate, count: int, *, own_session: bool) -> None:
-    """Make open holds with ids as they are made."""
-
-    async def one(place: int) -> AccountHold:
-        agent = agent_name(place % AGENTS)
-        session = session_name(AGENTS + place) if own_session else SESSION_OF[agent]
-        return await gate.ahold(agent, TOKENS, session=session, lease=_LEASE)
-
-    async def all_of_them() -> None:
-        for first in range(0, count, _AT_ONCE):
-            held = await asyncio.gather(*[one(place) for place in range(first, min(first + _AT_ONCE, count))])
-            if not all(held):
-                raise RuntimeError("expected that all are granted")
-
-    asyncio.run(all_of_them())
-
-
-def _empty(client: redis.Redis) -> None:
-    """Drop all keys, and wait until their memory is free."""
-    client.execute_command("FLUSHALL", "SYNC")  # type: ignore[no-untyped-call]
+async def _open_hold(gate: Gate, place: int, *, own_session: bool) -> AccountHold:
+    agent = agent_name(place % AGENTS)
+    session = session_name(AGENTS + place) if own_session else SESSION_OF[agent]
+    return await gate.ahold(agent, TOKENS, session=session, lease=_LEASE)
 
 
 # One top account, several processes ----------------------------------------------------------------------------------
@@ -431,10 +360,10 @@ def _empty(client: redis.Redis) -> None:
 def _carried(count: int, url: str, client: redis.Redis, seconds: float, costs: Costs, used: Costs) -> Carried:
     what = f"{AT_A_TIME} requests" if "requests" in costs else "one request"
     say(f"one top account: processes: {count}, {what} a hold")
-    _empty(client)
+    empty(client)
     context = get_context("spawn")
     meeting = context.Barrier(count + 1)
-    with ProcessPoolExecutor(count, context, _meet_at, (meeting,)) as pool:
+    with ProcessPoolExecutor(count, context, meet_at, (meeting,)) as pool:
         work = [pool.submit(_spend, url, seconds, costs, used) for _ in range(count)]
         meeting.wait(_PATIENCE)
         before, start = _processor(client), time.perf_counter()
@@ -458,13 +387,6 @@ class Share(NamedTuple):
     holds: int
 
 
-_meeting: list[Barrier] = []
-
-
-def _meet_at(barrier: Barrier) -> None:
-    _meeting.append(barrier)
-
-
 def _spend(url: str, seconds: float, costs: Costs, used: Costs) -> Share:
     """Hold and settle for some seconds, in many tasks."""
     return asyncio.run(_spend_in_tasks(url, seconds, costs, used))
@@ -473,7 +395,7 @@ def _spend(url: str, seconds: float, costs: Costs, used: Costs) -> Share:
 async def _spend_in_tasks(url: str, seconds: float, costs: Costs, used: Costs) -> Share:
     async with RedisStore(url, timeout=10) as store, tree_gate(store, MIXED) as gate:
         await _pair(gate, costs, used, agent_name(0))
-        await asyncio.to_thread(_meeting[0].wait, _PATIENCE)
+        await asyncio.to_thread(meetings[0].wait, _PATIENCE)
         start = time.perf_counter()
         deadline = start + seconds
 
@@ -526,8 +448,8 @@ def _times(results: Results) -> str:
     rows = []
     for place, kinds in results.times.items():
         for kind, times in kinds.items():
-            figures = [_microseconds(results.checks[place])]
-            figures += [_microseconds(times.get(label)) for label in (FIVE, HOLD, PAIR)]
+            figures = [time_of(results.checks[place])]
+            figures += [time_of(times.get(label)) for label in (FIVE, HOLD, PAIR)]
             figures += [_ratio(results.to_check(place, kind)), _ratio(results.to_five(place, kind))]
             rows.append([f"{place}: {kind}", *figures])
     return table(head, rows)
@@ -590,10 +512,6 @@ def _beside_litellm(contest: Contest) -> list[str]:
 
 def _listed(passed: Sequence[int]) -> str:
     return f"{min(passed)}" if min(passed) == max(passed) else f"{min(passed)} to {max(passed)}"
-
-
-def _microseconds(timing: Timing | None) -> str:
-    return NONE if timing is None else f"{timing.best / 1000:.2f}"
 
 
 def _ratio(value: float | None) -> str:

@@ -72,16 +72,23 @@ class Contender:
 Build = Callable[[list[Quota]], Contender]
 
 
-def headgate(quotas: list[Quota]) -> Contender:
-    store = MemoryStore()
-    limiter = Limiter([TokenBucket(quota.size, quota.refill, quota.seconds) for quota in quotas], store=store)
-    check = limiter.check
+def contender(
+    check: Callable[[str], object], passes: Callable[[str], bool], kept: Callable[[], int] | None = None
+) -> Contender:
+    """A contender whose check takes nothing but the key."""
 
     def run(keys: Iterable[str]) -> None:
         for key in keys:
             check(key)
 
-    return Contender(run, lambda key: bool(check(key)), kept=lambda: len(store))
+    return Contender(run, passes, kept=kept)
+
+
+def headgate(quotas: list[Quota]) -> Contender:
+    store = MemoryStore()
+    limiter = Limiter([TokenBucket(quota.size, quota.refill, quota.seconds) for quota in quotas], store=store)
+    check = limiter.check
+    return contender(check, lambda key: bool(check(key)), lambda: len(store))
 
 
 def headgate_gate(quotas: list[Quota]) -> Contender:
@@ -137,12 +144,7 @@ def throttled_py(quotas: list[Quota]) -> Contender:
         store=throttled.MemoryStore(options={"MAX_SIZE": 2**40}),  # no eviction
     )
     limit = throttle.limit
-
-    def run(keys: Iterable[str]) -> None:
-        for key in keys:
-            limit(key)
-
-    return Contender(run, lambda key: not limit(key).limited)
+    return contender(limit, lambda key: not limit(key).limited)
 
 
 class _BucketPerKey(pyrate_limiter.BucketFactory):
@@ -177,13 +179,7 @@ def pyrate(quotas: list[Quota]) -> Contender:
 def token_bucket_py(quotas: list[Quota]) -> Contender:
     (quota,) = quotas
     limiter = token_bucket.Limiter(quota.refill / quota.seconds, quota.size, token_bucket.MemoryStorage())
-    consume = limiter.consume
-
-    def run(keys: Iterable[str]) -> None:
-        for key in keys:
-            consume(key)
-
-    return Contender(run, consume)
+    return contender(limiter.consume, limiter.consume)
 
 
 LIBRARIES: Final[dict[str, Build]] = {
@@ -225,11 +221,6 @@ def compile_floor(folder: Path) -> Callable[[Iterable[str]], Contender]:
 
     def build(keys: Iterable[str]) -> Contender:
         check = module.Floor(keys).check
-
-        def run(keys: Iterable[str]) -> None:
-            for key in keys:
-                check(key)
-
-        return Contender(run, lambda key: check(key) == key)
+        return contender(check, lambda key: check(key) == key)
 
     return build

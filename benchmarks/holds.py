@@ -5,26 +5,23 @@ processor's; on a server it is wall time, since the server works too.
 """
 
 import asyncio
-import gc
 import itertools
-import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from secrets import token_hex
-from statistics import median
 from typing import Any, Final, NamedTuple
 
 import redis
 
 from benchmarks import report
-from benchmarks.contenders import Contender
-from benchmarks.measure import Timing, Turn, best_of, freeze, names, shuffled
-from benchmarks.redis_report import ONE_CORE, TWO_CORES
-from benchmarks.redis_suite import server, used_memory
-from benchmarks.report import Bar, at_most, bar_list, machine_line, table
+from benchmarks.account_tree import expect_server
+from benchmarks.contenders import Contender, contender
+from benchmarks.measure import AsyncTurn, Timing, Turn, best_of, in_tasks, names, shuffled, verified_turns
+from benchmarks.redis_suite import empty, on_each_core, server, used_memory
+from benchmarks.report import Bar, at_most, bar_list, machine_line, table, time_of
 from benchmarks.suite import say
-from headgate import Hold, Limit, Limiter, RedisStore, per_day
+from headgate import Limit, Limiter, RedisStore, per_day
 from headgate.limits.budget import Budget
 from headgate.limits.fixed import UNLIMITED
 from headgate.limits.meter import Meter
@@ -55,13 +52,15 @@ MOST_ON_LEVELS: Final = 2
 MOST_ON_LEVELS_IN_TASKS: Final = 3.5
 MOST_BYTES_ON_LEVELS: Final = 400
 
+AT_ONCE: Final = 1000
+"""Open holds that are made at once."""
+
 _LIMIT: Final = "1000000000/day"  # nothing is denied
 _WITH_SLOTS: Final = f"{_LIMIT}; 100000 in flight"
 _KEYS: Final = 100
 _FEW: Final = 10
 _MANY: Final = 100_000
 _LEASE: Final = 86_400  # seconds: longer than any run
-_AT_ONCE: Final = 1000
 _SHAPE: Final = "tokens\torganisation-/team-0000001/agent-000001\t1000000000/day\n" * 5
 _SETTLED: Final = [1, 3, 1, 3, 3, 3, 3, 3]
 
@@ -171,32 +170,14 @@ class Accounts:
         await self.store.asettle(asks, 100, terms.hold_id, _SETTLED)
 
     def contenders(self) -> dict[str, Contender]:
-        def run(verb: Callable[[str], object]) -> Callable[[Iterable[str]], None]:
-            def run_all(keys: Iterable[str]) -> None:
-                for key in keys:
-                    verb(key)
-
-            return run_all
-
-        return {
-            ACCOUNTS: Contender(run(self.hold), self.hold),
-            ACCOUNTS_PAIR: Contender(run(self.pair), self.hold),
-        }
+        return {ACCOUNTS: contender(self.hold, self.hold), ACCOUNTS_PAIR: contender(self.pair, self.hold)}
 
 
 def _contenders(**options: Any) -> dict[str, Contender]:
     limiter, slots = Limiter(_LIMIT, **options), Limiter(_WITH_SLOTS, name="slots", **options)
-    return {CHECK: _checks(limiter), PAIR: _pairs(limiter), SLOTS_PAIR: _pairs(slots)}
-
-
-def _checks(limiter: Limiter) -> Contender:
     check = limiter.check
-
-    def run(keys: Iterable[str]) -> None:
-        for key in keys:
-            check(key)
-
-    return Contender(run, lambda key: bool(check(key)))
+    checks = contender(check, lambda key: bool(check(key)))
+    return {CHECK: checks, PAIR: _pairs(limiter), SLOTS_PAIR: _pairs(slots)}
 
 
 def _pairs(limiter: Limiter) -> Contender:
@@ -209,17 +190,10 @@ def _pairs(limiter: Limiter) -> Contender:
     return Contender(run, lambda key: bool(hold(key)))
 
 
-def _turns(contenders: dict[str, Contender], checks: int) -> dict[str, Turn]:
-    order = shuffled(names(_KEYS), checks)
-    for label, contender in contenders.items():
-        if not contender.passes(order[0]):
-            raise RuntimeError(f"{label}: expected that it passes")
-    return {label: Turn(contender, order) for label, contender in contenders.items()}
-
-
 def _in_memory(results: Results, scale: Scale) -> None:
     say(MEMORY)
-    results.times[MEMORY] = best_of(scale.rounds, _turns(_contenders(), scale.memory_checks))
+    turns_of_all = verified_turns(_contenders(), shuffled(names(_KEYS), scale.memory_checks))
+    results.times[MEMORY] = best_of(scale.rounds, turns_of_all)
     limiter = Limiter(_LIMIT)
     turns = {}
     for count in (_FEW, scale.open):
@@ -231,66 +205,54 @@ def _in_memory(results: Results, scale: Scale) -> None:
 
 
 def _on_server(results: Results, scale: Scale, store: RedisStore, process: int) -> None:
-    """On the server's core and on another one: the choice changes the times and their ratios."""
-    cores = sorted(os.sched_getaffinity(0))
-    places = {ONE_CORE: cores[0]} | ({TWO_CORES: cores[1]} if len(cores) > 1 else {})
-    turns = _turns(_contenders(store=store) | Accounts(store).contenders(), scale.checks)
+    contenders = _contenders(store=store) | Accounts(store).contenders()
+    turns = verified_turns(contenders, shuffled(names(_KEYS), scale.checks))
     limiter = Limiter(_LIMIT, store=store, name="crowd")
     crowds = {}
     for count in (_FEW, scale.open):
         say(f"{count:,} open holds of a key")
         key = f"with-{count}"
-        hold_many(limiter, key, count)
+        _hold_of_key(limiter, key, count)
         crowds[count] = Turn(_pairs(limiter), [key] * scale.checks)
-    os.sched_setaffinity(process, [cores[0]])
-    try:
-        for place, core in places.items():
-            say(ON_SERVER + place)
-            os.sched_setaffinity(0, [core])
-            results.times[ON_SERVER + place] = best_of(scale.rounds, turns, time.perf_counter_ns)
-            results.crowds[ON_SERVER + place] = best_of(scale.rounds, crowds, time.perf_counter_ns)
-    finally:
-        for one in (0, process):
-            os.sched_setaffinity(one, cores)
-    _expect_server(store)
+
+    def measure_at(place: str) -> None:
+        results.times[ON_SERVER + place] = best_of(scale.rounds, turns, time.perf_counter_ns)
+        results.crowds[ON_SERVER + place] = best_of(scale.rounds, crowds, time.perf_counter_ns)
+
+    on_each_core(process, measure_at)
+    expect_server(store)
 
 
-def hold_many(limiter: Limiter, key: str, count: int) -> None:
-    """Make open holds with ids as they are made."""
-
-    async def one() -> Hold:
-        return await limiter.ahold(key, lease=_LEASE)
+def hold_many(hold: Callable[[int], Awaitable[object]], count: int) -> None:
+    """Make open holds, with ids as they are made. `hold` makes one, by its number."""
 
     async def all_of_them() -> None:
-        for first in range(0, count, _AT_ONCE):
-            held = await asyncio.gather(*[one() for _ in range(min(_AT_ONCE, count - first))])
-            if not all(held):
+        for first in range(0, count, AT_ONCE):
+            numbers = range(first, min(first + AT_ONCE, count))
+            if not all(await asyncio.gather(*map(hold, numbers))):
                 raise RuntimeError("expected that all are granted")
 
     asyncio.run(all_of_them())
 
 
+def _hold_of_key(limiter: Limiter, key: str, count: int) -> None:
+    hold_many(lambda _: limiter.ahold(key, lease=_LEASE), count)
+
+
 def _memory(results: Results, scale: Scale, store: RedisStore, client: redis.Redis) -> None:
     say(f"memory of {scale.open:,} open holds")
     limiter = Limiter(_LIMIT, store=store)
-    hold_many(limiter, "before", _AT_ONCE)  # so that scripts and connections are not counted
+    _hold_of_key(limiter, "before", AT_ONCE)  # so that scripts and connections are not counted
     before = used_memory(client)
-    hold_many(limiter, "many", scale.open)
+    _hold_of_key(limiter, "many", scale.open)
     results.bytes_per_hold = (used_memory(client) - before) / scale.open
-    client.execute_command("FLUSHALL", "SYNC")  # type: ignore[no-untyped-call]
+    empty(client)
     accounts = Accounts(store)
-
-    async def hold_on_levels(many: int) -> None:
-        for first in range(0, many, _AT_ONCE):
-            held = await asyncio.gather(*[accounts.ahold("agent-000001") for _ in range(min(_AT_ONCE, many - first))])
-            if not all(held):
-                raise RuntimeError("expected that all are granted")
-
-    asyncio.run(hold_on_levels(_AT_ONCE))
+    hold_many(lambda _: accounts.ahold("agent-000001"), AT_ONCE)
     before = used_memory(client)
-    asyncio.run(hold_on_levels(scale.open))
+    hold_many(lambda _: accounts.ahold("agent-000001"), scale.open)
     results.bytes_on_levels = (used_memory(client) - before) / scale.open
-    client.execute_command("FLUSHALL", "SYNC")  # type: ignore[no-untyped-call]
+    empty(client)
 
 
 async def _tasks(results: Results, scale: Scale, url: str) -> None:
@@ -306,34 +268,14 @@ async def _tasks(results: Results, scale: Scale, url: str) -> None:
             await hold.asettle(3)
 
         accounts = Accounts(store)
-        contenders: dict[str, Callable[[str], Awaitable[object]]] = {
-            CHECK: limiter.acheck,
-            PAIR: pair,
-            ACCOUNTS: accounts.ahold,
-            ACCOUNTS_PAIR: accounts.apair,
+        turns = {
+            CHECK: AsyncTurn(limiter.acheck),
+            PAIR: AsyncTurn(pair),
+            ACCOUNTS: AsyncTurn(accounts.ahold),
+            ACCOUNTS_PAIR: AsyncTurn(accounts.apair),
         }
-        times: dict[str, list[float]] = {label: [] for label in contenders}
-        for number in range(scale.rounds + 1):
-            for label, verb in contenders.items():
-                freeze()
-                start = time.perf_counter_ns()
-                await asyncio.gather(*[_one_by_one(verb, share) for share in shares])
-                if number > 0:  # the first round opens the connections
-                    times[label].append((time.perf_counter_ns() - start) / len(order))
-        gc.unfreeze()
-        _expect_server(store)
-    results.times[TASKS] = {label: Timing(min(taken), median(taken)) for label, taken in times.items()}
-
-
-async def _one_by_one(verb: Callable[[str], Awaitable[object]], keys: Sequence[str]) -> None:
-    for key in keys:
-        await verb(key)
-
-
-def _expect_server(store: RedisStore) -> None:
-    """Verify that the server made the decisions."""
-    if store.degraded:
-        raise RuntimeError("headgate lost the server during the measurement")
+        results.times[TASKS] = await in_tasks(scale.rounds, turns, shares)
+        expect_server(store)
 
 
 # The report ----------------------------------------------------------------------------------------------------------
@@ -344,7 +286,7 @@ def markdown(results: Results) -> str:
     rows = [
         [
             place,
-            *[_time(times.get(label)) for label in labels],
+            *[time_of(times.get(label)) for label in labels],
             f"{results.ratio(place):.2f} x",
             f"{results.ratio(place, ACCOUNTS):.2f} x" if ACCOUNTS in times else report.NONE,
         ]
@@ -352,7 +294,7 @@ def markdown(results: Results) -> str:
     ]
     head = ["µs", *labels, "hold + settle to a check", "5 levels to a check"]
     crowds = [
-        [place, *[_time(times[count]) for count in (_FEW, results.open)], f"{results.growth(place):.2f} x"]
+        [place, *[time_of(times[count]) for count in (_FEW, results.open)], f"{results.growth(place):.2f} x"]
         for place, times in results.crowds.items()
     ]
     crowd_head = [f"{PAIR}, µs", *[f"{count:,} open holds of the key" for count in (_FEW, results.open)], "ratio"]
@@ -370,10 +312,6 @@ def markdown(results: Results) -> str:
         machine_line(results.machine), table(head, rows), table(crowd_head, crowds), note, bar_list(bars(results)),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
-
-
-def _time(timing: Timing | None) -> str:
-    return report.NONE if timing is None else f"{timing.best / 1000:.2f}"
 
 
 def bars(results: Results) -> list[Bar]:

@@ -9,10 +9,11 @@ Before each turn, all existing objects are frozen out of the garbage collector. 
 contender pays for its own garbage, but not for scanning what the others keep.
 """
 
+import asyncio
 import gc
 import random
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from statistics import median
@@ -43,6 +44,18 @@ class Turn(NamedTuple):
     keys: Sequence[str]
     new_strings: bool = False
     """Whether each key is a new string without a hash, as in a request."""
+
+
+async def _nothing() -> None:
+    pass
+
+
+class AsyncTurn(NamedTuple):
+    """One contender in many tasks."""
+
+    call: Callable[[str], Awaitable[object]]
+    finish: Callable[[], Awaitable[None]] = _nothing
+    """Settle what is open; this isn't timed."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +95,37 @@ def best_of(
             contender.settle()
     gc.unfreeze()
     return {label: Timing(min(taken), median(taken)) for label, taken in times.items()}
+
+
+def verified_turns(contenders: Mapping[Label, Contender], order: Sequence[str]) -> dict[Label, Turn]:
+    """A turn for each contender, after a check that passes."""
+    for label, contender in contenders.items():
+        if not contender.passes(order[0]):
+            raise RuntimeError(f"{label}: expected that it passes")
+    return {label: Turn(contender, order) for label, contender in contenders.items()}
+
+
+async def in_tasks(
+    rounds: int, turns: Mapping[Label, AsyncTurn], shares: Sequence[Sequence[str]]
+) -> dict[Label, Timing]:
+    """Wall time per call, by tasks that have a share of the keys each. The contenders take turns within each round."""
+    times: dict[Label, list[float]] = {label: [] for label in turns}
+    for number in range(rounds + 1):
+        for label, (call, finish) in turns.items():
+            freeze()
+            start = perf_counter_ns()
+            await asyncio.gather(*[one_by_one(call, share) for share in shares])
+            taken = perf_counter_ns() - start
+            await finish()
+            if number > 0:  # the first round opens the connections
+                times[label].append(taken / sum(map(len, shares)))
+    gc.unfreeze()
+    return {label: Timing(min(taken), median(taken)) for label, taken in times.items()}
+
+
+async def one_by_one(call: Callable[[str], Awaitable[object]], keys: Sequence[str]) -> None:
+    for key in keys:
+        await call(key)
 
 
 def in_threads(

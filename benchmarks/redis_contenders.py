@@ -3,7 +3,7 @@
 The library's own function is called, at most with a limit bound to it: no wrapper adds cost.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -18,7 +18,7 @@ import redis
 import throttled
 import throttled.asyncio
 
-from benchmarks.contenders import HEADGATE, LIMITS_FIXED, LIMITS_MOVING, THROTTLED, Contender, Quota
+from benchmarks.contenders import HEADGATE, LIMITS_FIXED, LIMITS_MOVING, THROTTLED, Contender, Quota, contender
 from headgate import Limiter, SlidingWindow, TokenBucket
 from headgate.events import Degraded
 from headgate.stores.base import RecordedViolation
@@ -55,13 +55,13 @@ def bare_get(url: str, quotas: list[Quota]) -> Contender:
         set_key(key, bytes(16))
         return get(key) is not None
 
-    return _contender(get, passes)
+    return contender(get, passes)
 
 
 def headgate(url: str, quotas: list[Quota], **options: Any) -> Contender:
     limits = [TokenBucket(quota.size, quota.refill, quota.seconds) for quota in quotas]
     check = Limiter(limits, store=_store(url, **options)).check
-    return _contender(check, lambda key: bool(check(key)))
+    return contender(check, lambda key: bool(check(key)))
 
 
 def headgate_leased(url: str, quotas: list[Quota]) -> Contender:
@@ -70,7 +70,7 @@ def headgate_leased(url: str, quotas: list[Quota]) -> Contender:
 
 def headgate_sliding(url: str, quotas: list[Quota]) -> Contender:
     check = Limiter([SlidingWindow(quota.size, quota.seconds) for quota in quotas], store=_store(url)).check
-    return _contender(check, lambda key: bool(check(key)))
+    return contender(check, lambda key: bool(check(key)))
 
 
 def limits_fixed_window(url: str, quotas: list[Quota]) -> Contender:
@@ -86,12 +86,12 @@ def _limits(strategy: limits.strategies.RateLimiter, quotas: list[Quota]) -> Con
     first, last = items[0], items[-1]
     hit = strategy.hit
     if len(items) == 1:
-        return _contender(partial(hit, first), partial(hit, first))
+        return contender(partial(hit, first), partial(hit, first))
 
     def both(key: str) -> bool:
         return hit(first, key) and hit(last, key)
 
-    return _contender(both, both)
+    return contender(both, both)
 
 
 def throttled_py(url: str, quotas: list[Quota]) -> Contender:
@@ -99,15 +99,7 @@ def throttled_py(url: str, quotas: list[Quota]) -> Contender:
     limit = throttled.Throttled(
         using=throttled.RateLimiterType.TOKEN_BUCKET.value, quota=_quota(quota), store=throttled.RedisStore(server=url)
     ).limit
-    return _contender(limit, lambda key: not limit(key).limited)
-
-
-def _contender(check: Callable[[str], object], passes: Callable[[str], bool]) -> Contender:
-    def run(keys: Iterable[str]) -> None:
-        for key in keys:
-            check(key)
-
-    return Contender(run, passes)
+    return contender(limit, lambda key: not limit(key).limited)
 
 
 def headgate_async(url: str, quota: Quota, connections: int | None) -> AsyncContender:

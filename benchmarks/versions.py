@@ -20,7 +20,7 @@ if __name__ == "__main__":  # Python puts this folder on the path; the modules a
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from benchmarks import hub_report
-from benchmarks.measure import freeze, names, shuffled
+from benchmarks.measure import freeze, names, one_by_one, shuffled
 from benchmarks.report import number, table
 from headgate import Gate, Limiter, RedisStore
 from headgate.limits.notation import LimitLike
@@ -75,12 +75,8 @@ def _tasks(url: str) -> Round:
     limiter, keys = Limiter(_MUCH, store=RedisStore(url, timeout=10)), shuffled(names(_KEYS), _TASKS * 40)
     runner = asyncio.Runner()
 
-    async def one(share: list[str]) -> None:
-        for key in share:
-            await limiter.acheck(key)
-
     async def together() -> None:
-        await asyncio.gather(*[one(keys[first::_TASKS]) for first in range(_TASKS)])
+        await asyncio.gather(*[one_by_one(limiter.acheck, keys[first::_TASKS]) for first in range(_TASKS)])
 
     def run() -> int:
         runner.run(together())

@@ -94,7 +94,7 @@ def test_holds_on_five_levels_are_measured_beside_checks() -> None:
     )  # fmt: skip
     results = accounts.measure(scale, None)
     text = accounts.markdown(results)
-    for place in (accounts.MEMORY, accounts.ON_SERVER + ONE_CORE, accounts.TASKS):
+    for place in (holds.MEMORY, holds.ON_SERVER + ONE_CORE, holds.TASKS):
         for kind in accounts.KINDS:
             assert results.to_check(place, kind) > 1
             assert f"| {place}: {kind} | " in text
