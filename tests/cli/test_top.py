@@ -3,8 +3,8 @@
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -89,24 +89,20 @@ async def typed(pilot: Pilot[Any], text: str, then: Callable[[], object]) -> Non
     await press(pilot, *text, then=then)
 
 
-def drive(app: TopApp, play: Callable[[Pilot[int]], Awaitable[None]], size: tuple[int, int] = (80, 24)) -> None:
-    """Run the view, let a test play on it once there are agents, and quit."""
-
-    async def work() -> None:
-        async with app.run_test(size=size, notifications=True) as pilot:
-            await until(lambda: table(app), pilot)
-            await play(pilot)
-
-    asyncio.run(work())
+@asynccontextmanager
+async def playing(app: TopApp) -> AsyncIterator[Pilot[int]]:
+    """Run the view; the block plays on it once there are agents."""
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await until(lambda: table(app), pilot)
+        yield pilot
 
 
 # What it shows --------------------------------------------------------------------------------------------------------
 
 
-def test_b7_each_agent_is_a_row_with_the_bucket_nearest_to_its_limit(shared: Running) -> None:
+async def test_b7_each_agent_is_a_row_with_the_bucket_nearest_to_its_limit(shared: Running) -> None:
     app = view(shared, VIEWER)
-
-    async def play(_: Pilot[int]) -> None:
+    async with playing(app):
         assert table(app) == [
             ["○", "planner", "██████████ 100%", "0/10", "http light", "2", "2", "2s", ""],
             ["○", "most", "████████░░  80%", "2/10", "http light", "0", "0", "", ""],
@@ -124,17 +120,14 @@ def test_b7_each_agent_is_a_row_with_the_bucket_nearest_to_its_limit(shared: Run
             "[red]x[/red]": "green",
         }  # fmt: skip
 
-    drive(app, play)
 
-
-def test_b7_the_summary_stands_above(shared: Running) -> None:
+async def test_b7_the_summary_stands_above(shared: Running) -> None:
     app = view(shared)
     with shared.http(VIEWER) as viewer:
         summary = viewer.get("/api/dashboard/state").json()["summary"]
 
     share = summary["denied_share"]
-
-    async def play(_: Pilot[int]) -> None:
+    async with playing(app):
         assert head(app).splitlines() == [
             f"headgate top http://{shared}  live  7 of 7 agents",
             f"{summary['checks_per_second']:,.1f} checks/s, {share:.1%} denied; 1 exempt; 0 blocked; store: memory",
@@ -143,10 +136,8 @@ def test_b7_the_summary_stands_above(shared: Running) -> None:
         assert summary["checks_per_second"] > 0
         assert 0 < share < 1
 
-    drive(app, play)
 
-
-def test_b2_open_alerts_blocked_agents_and_denied_addresses_stand_above() -> None:
+async def test_b2_open_alerts_blocked_agents_and_denied_addresses_stand_above() -> None:
     with running(Policy(addresses={"limit": "1/hour"})) as hub, hub.http() as anybody:
         hub.call(hub.hub.gate.block, "planner")
         for _ in range(10):
@@ -154,22 +145,18 @@ def test_b2_open_alerts_blocked_agents_and_denied_addresses_stand_above() -> Non
         wait_for(lambda: hub.hub.alerts.open, "the alert")
         assert [anybody.get("/api/agents").status_code for _ in range(3)] == [200, 429, 429]
         app = view(hub)
-
-        async def play(_: Pilot[int]) -> None:
+        async with playing(app):
             assert head(app).splitlines()[1:] == [
                 "0.0 checks/s, 0.0% denied; 0 exempt; 1 blocked; store: memory",
                 "10 violations in the last hour: writer 10; open alerts: 1",
                 "2 denials by address in the last hour: 127.0.0.1 request 2",
             ]
 
-        drive(app, play)
 
-
-def test_changes_are_shown_live() -> None:
+async def test_changes_are_shown_live() -> None:
     with at_work() as hub:
         app = view(hub)
-
-        async def play(pilot: Pilot[int]) -> None:
+        async with playing(app) as pilot:
             hub.run(hub.hub.stats.check("newcomer", "http", "light", cost=9))
             await until(lambda: names(app)[:2] == ["planner", "newcomer"], pilot)
             hub.clock.advance(6)
@@ -177,10 +164,8 @@ def test_changes_are_shown_live() -> None:
             hub.hub.gate.remove_exemption("monitor")
             await until(lambda: "monitor" not in names(app), pilot)
 
-        drive(app, play)
 
-
-def test_in_a_large_terminal_long_names_have_room_and_in_a_small_one_all_columns(shared: Running) -> None:
+async def test_in_a_large_terminal_long_names_have_room_and_in_a_small_one_all_columns(shared: Running) -> None:
     long = "漢" * 60
     shared.run(shared.hub.stats.check(long, "ws", "heavy"))
     app = view(shared)
@@ -188,7 +173,7 @@ def test_in_a_large_terminal_long_names_have_room_and_in_a_small_one_all_columns
     def shown() -> str:
         return next(name for name in names(app) if name.startswith("漢"))
 
-    async def play(pilot: Pilot[int]) -> None:
+    async with playing(app) as pilot:
         assert shown() == "漢" * 9 + "…"
         await until(lambda: re.search(r"writer .* 65% 7/20 +http light +0 +0 +O", screen(app)), pilot)
         assert max(map(len, screen(app).splitlines())) <= 80
@@ -196,8 +181,6 @@ def test_in_a_large_terminal_long_names_have_room_and_in_a_small_one_all_columns
         await until(lambda: shown() == long, pilot)
         await pilot.resize_terminal(20, 5)
         await until(lambda: len(shown()) < 10, pilot)
-
-    drive(app, play)
 
 
 def screen(app: TopApp) -> str:
@@ -211,7 +194,7 @@ def said(app: TopApp) -> str:
     return " ".join(screen(app).replace("▌", " ").split())
 
 
-def test_names_are_shown_escaped(shared: Running) -> None:
+async def test_names_are_shown_escaped(shared: Running) -> None:
     evil = "[b]x\x1b[2J\n\u202e"
     usage = {"channel": "[red]", "tier": "\x1b[", "used": 7.5, "remaining": 1, "capacity": 2}
     card = {"agent_id": evil, "connected": True, "usage": usage, "violations": 0, "violations_last_hour": 0}
@@ -221,8 +204,7 @@ def test_names_are_shown_escaped(shared: Running) -> None:
     summary["denied_addresses"] = [{"address": "\x1b[2J", "purpose": "[red]", "denials": 3, "last_at": 1.0}]
     with impostor({"agents": [card], "summary": summary}) as one:
         app = view(one)
-
-        async def play(pilot: Pilot[int]) -> None:
+        async with playing(app) as pilot:
             assert names(app) == ["[b]x\\x1b[2J\\n\\u202e"]
             assert "in the last hour: [b]x\\x1b[2J\\n\\u202e 1; open alerts: 0" in head(app)
             assert head(app).endswith("3 denials by address in the last hour: \\x1b[2J [red] 3")
@@ -232,13 +214,11 @@ def test_names_are_shown_escaped(shared: Running) -> None:
             await press(pilot, "y", then=lambda: "[b]x\\x1b[2J\\n\\u202e is exempt" in said(app))
             assert all(line.isprintable() for line in screen(app).splitlines())
 
-        drive(app, play)
-
 
 # Keys -----------------------------------------------------------------------------------------------------------------
 
 
-def test_keys_sort_and_sort_the_other_way_round(shared: Running) -> None:
+async def test_keys_sort_and_sort_the_other_way_round(shared: Running) -> None:
     app = view(shared)
 
     def titles() -> list[str]:
@@ -247,7 +227,7 @@ def test_keys_sort_and_sort_the_other_way_round(shared: Running) -> None:
     def shows(place: int, title: str) -> bool:
         return titles()[place] == title
 
-    async def play(pilot: Pilot[int]) -> None:
+    async with playing(app) as pilot:
         everybody = sorted(names(app))
         last = ["planner", *[name for name in everybody if name != "planner"]]
         assert titles()[2] == "used ▼"
@@ -271,13 +251,10 @@ def test_keys_sort_and_sort_the_other_way_round(shared: Running) -> None:
         await press(pilot, "enter", then=lambda: isinstance(app.focused, DataTable))
         await press(pilot, "w", then=lambda: "wait▼" in screen(app))  # drawn anew, though no row has changed
 
-    drive(app, play)
 
-
-def test_typing_after_a_slash_filters(shared: Running) -> None:
+async def test_typing_after_a_slash_filters(shared: Running) -> None:
     app = view(shared)
-
-    async def play(pilot: Pilot[int]) -> None:
+    async with playing(app) as pilot:
         everybody = names(app)
         await typed(pilot, "L", then=lambda: names(app) == ["planner", "half", "low"])
         await until(lambda: f"3 of {len(everybody)} agents" in head(app), pilot)
@@ -290,10 +267,8 @@ def test_typing_after_a_slash_filters(shared: Running) -> None:
         await press(pilot, "escape", then=lambda: sorted(names(app)) == sorted(everybody))
         await typed(pilot, "[r", then=lambda: names(app) == ["[red]x[/red]"])
 
-    drive(app, play)
 
-
-def test_the_cursor_stays_on_its_agent(shared: Running) -> None:
+async def test_the_cursor_stays_on_its_agent(shared: Running) -> None:
     app = view(shared)
 
     def chosen() -> str:
@@ -302,7 +277,7 @@ def test_the_cursor_stays_on_its_agent(shared: Running) -> None:
     def wide() -> int:
         return app.query_one(DataTable).ordered_columns[1].width
 
-    async def play(pilot: Pilot[int]) -> None:
+    async with playing(app) as pilot:
         await press(pilot, "down", "down", then=lambda: chosen() == "writer")
         await press(pilot, "n", then=lambda: names(app) == sorted(names(app)))
         assert chosen() == "writer"
@@ -315,14 +290,11 @@ def test_the_cursor_stays_on_its_agent(shared: Running) -> None:
         await press(pilot, "u", then=lambda: names(app)[0] != "planner")
         assert chosen() == names(app)[0]  # on the first row it stays there
 
-    drive(app, play)
 
-
-def test_an_agent_is_exempted_and_held_to_its_limits_again_after_a_question() -> None:
+async def test_an_agent_is_exempted_and_held_to_its_limits_again_after_a_question() -> None:
     with at_work() as hub:
         app, gate = view(hub), hub.hub.gate
-
-        async def play(pilot: Pilot[int]) -> None:
+        async with playing(app) as pilot:
             question = "Exempt planner from all limits?"
             for no in ("n", "escape"):
                 await press(pilot, "e", then=lambda: question in screen(app))
@@ -337,14 +309,11 @@ def test_an_agent_is_exempted_and_held_to_its_limits_again_after_a_question() ->
             await press(pilot, "e", then=lambda: "End the exemption of planner?" in screen(app))
             await press(pilot, "y", then=lambda: not gate.is_exempt("planner"))
 
-        drive(app, play)
 
-
-def test_violations_are_forgotten_after_a_question() -> None:
+async def test_violations_are_forgotten_after_a_question() -> None:
     with at_work() as hub:
         app, gate = view(hub), hub.hub.gate
-
-        async def play(pilot: Pilot[int]) -> None:
+        async with playing(app) as pilot:
             question = "Reset the violations of planner?"
             await press(pilot, "r", then=lambda: question in screen(app))
             await press(pilot, "n", then=lambda: not isinstance(app.screen, ConfirmScreen))
@@ -353,33 +322,24 @@ def test_violations_are_forgotten_after_a_question() -> None:
             await press(pilot, "y", then=lambda: not gate.is_rate_limited("planner"))
             await until(lambda: table(app)[0][5:8] == ["0", "0", ""], pilot)
 
-        drive(app, play)
 
-
-def test_without_agents_the_keys_do_nothing() -> None:
+async def test_without_agents_the_keys_do_nothing() -> None:
     with capture_logs(), running() as hub:
         app = view(hub)
-
-        async def play() -> None:
-            async with app.run_test() as pilot:
-                await until(lambda: "0 of 0 agents" in head(app), pilot)
-                await press(pilot, "e", "r", "down", "n", then=lambda: "agent ▲" in screen(app))
-                await typed(pilot, "a", then=lambda: app.query_one(Input).value == "a")
-                await press(pilot, "escape", then=lambda: isinstance(app.focused, DataTable))
-                assert not isinstance(app.screen, ConfirmScreen)
-
-        asyncio.run(play())
+        async with app.run_test() as pilot:
+            await until(lambda: "0 of 0 agents" in head(app), pilot)
+            await press(pilot, "e", "r", "down", "n", then=lambda: "agent ▲" in screen(app))
+            await typed(pilot, "a", then=lambda: app.query_one(Input).value == "a")
+            await press(pilot, "escape", then=lambda: isinstance(app.focused, DataTable))
+            assert not isinstance(app.screen, ConfirmScreen)
 
 
-def test_a_viewer_is_told_that_the_admin_token_is_needed(shared: Running) -> None:
+async def test_a_viewer_is_told_that_the_admin_token_is_needed(shared: Running) -> None:
     app = view(shared, VIEWER)
-
-    async def play(pilot: Pilot[int]) -> None:
+    async with playing(app) as pilot:
         await press(pilot, "r", then=lambda: isinstance(app.screen, ConfirmScreen))
         await press(pilot, "y", then=lambda: "this needs the token of the admin" in said(app))
         assert shared.hub.gate.is_rate_limited("planner")
-
-    drive(app, play)
 
 
 class CountingApp(TopApp):
@@ -391,11 +351,10 @@ class CountingApp(TopApp):
         self.polled += 1
 
 
-def test_a_pause_holds_the_picture() -> None:
+async def test_a_pause_holds_the_picture() -> None:
     with at_work() as hub:
         app = CountingApp(HubApi(f"http://{hub}", ADMIN, "", timeout=PATIENCE), 0.1)
-
-        async def play(pilot: Pilot[int]) -> None:
+        async with playing(app) as pilot:
             await press(pilot, "p", then=lambda: "paused" in head(app))
             before = table(app)
             hub.run(hub.hub.stats.check("newcomer", "http", "light"))
@@ -407,15 +366,12 @@ def test_a_pause_holds_the_picture() -> None:
             await press(pilot, "p", then=lambda: "newcomer" in names(app))
             assert "live" in head(app)
 
-        drive(app, play)
 
-
-def test_a_pause_holds_the_picture_while_the_hub_is_away_too(shared: Running) -> None:
+async def test_a_pause_holds_the_picture_while_the_hub_is_away_too(shared: Running) -> None:
     with shared.http(VIEWER) as viewer:
         state = viewer.get("/api/dashboard/state").json()
     fewer = {**state, "agents": state["agents"][:2]}
-
-    async def work(port: int) -> None:
+    with nobody() as port:
         app = view(f"127.0.0.1:{port}")
         async with app.run_test(size=(80, 24)) as pilot:
             with impostor(state, port=port):
@@ -427,48 +383,37 @@ def test_a_pause_holds_the_picture_while_the_hub_is_away_too(shared: Running) ->
                 assert len(names(app)) == len(state["agents"])
                 await press(pilot, "p", then=lambda: len(names(app)) == 2)
 
-    with nobody() as port:
-        asyncio.run(work(port))
 
-
-def test_the_help_names_every_key(shared: Running) -> None:
+async def test_the_help_names_every_key(shared: Running) -> None:
     app = view(shared)
-
-    async def play(pilot: Pilot[int]) -> None:
+    async with playing(app) as pilot:
         await press(pilot, "question_mark", then=lambda: "Press any key to close." in screen(app))
         assert isinstance(app.screen, HelpScreen)
         text = screen(app)
         assert all(re.search(rf"^ *[●○]?.*│ .*\b{key}\b", text, re.MULTILINE) for key in "nuvhwerpq")
         await press(pilot, "x", then=lambda: not isinstance(app.screen, HelpScreen))
 
-    drive(app, play)
-
 
 @pytest.mark.parametrize("key", ["q", "ctrl+c"])
-def test_quit_keys_end_top(shared: Running, key: str) -> None:
+async def test_quit_keys_end_top(shared: Running, key: str) -> None:
     app = view(shared)
-
-    async def play(pilot: Pilot[int]) -> None:
+    async with playing(app) as pilot:
         await pilot.press(key)
         async with asyncio.timeout(PATIENCE):
             while app.return_value is None:  # noqa: ASYNC110 - a view that ends tells nobody
                 await asyncio.sleep(0.005)
-
-    drive(app, play)
     assert (app.return_value, app.return_code) == (0, 0)
 
 
 # A hub that is away ---------------------------------------------------------------------------------------------------
 
 
-def test_a_hub_that_is_away_is_waited_for(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hub_that_is_away_is_waited_for(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("headgate.cli.top_app.time", SimpleNamespace(monotonic=lambda: now))
     with shared.http(VIEWER) as viewer:
         state = viewer.get("/api/dashboard/state").json()
-
-    async def work(port: int) -> None:
-        nonlocal now
+    with nobody() as port:
         app = view(f"127.0.0.1:{port}")
         async with app.run_test(size=(80, 24)) as pilot:
             await until(lambda: "away for 0 s; retrying every second" in head(app), pilot)
@@ -483,9 +428,6 @@ def test_a_hub_that_is_away_is_waited_for(shared: Running, monkeypatch: pytest.M
                     assert len(names(app)) == len(state["agents"])
                 await until(lambda: "showing old data" in head(app), pilot)
                 assert len(names(app)) == len(state["agents"])
-
-    with nobody() as port:
-        asyncio.run(work(port))
 
 
 def test_an_unforeseen_error_is_shown_and_the_polling_goes_on() -> None:
@@ -504,7 +446,7 @@ def test_an_unforeseen_error_is_shown_and_the_polling_goes_on() -> None:
 # Accounts -------------------------------------------------------------------------------------------------------------
 
 
-def test_f1_a_key_switches_to_the_accounts_the_worst_first_and_back() -> None:
+async def test_f1_a_key_switches_to_the_accounts_the_worst_first_and_back() -> None:
     policy = Policy(
         accounts={
             "at": {"acme": {"usd": "100 in all"}, "acme/search": {"usd": "10 in all"}, "[b]x": {"usd": "9 in all"}}
@@ -519,7 +461,7 @@ def test_f1_a_key_switches_to_the_accounts_the_worst_first_and_back() -> None:
             rows = app.screen.query_one(DataTable)
             return [[cell.plain.strip() for cell in rows.get_row_at(row)] for row in range(rows.row_count)]
 
-        async def play(pilot: Pilot[int]) -> None:
+        async with playing(app) as pilot:
             await press(pilot, "a", then=lambda: isinstance(app.screen, AccountsScreen) and len(shown()) == 3)
             assert shown() == [
                 ["acme/search", "usd", "████████░░  75%", "2.5", "10", "never"],
@@ -531,18 +473,14 @@ def test_f1_a_key_switches_to_the_accounts_the_worst_first_and_back() -> None:
             await press(pilot, "a", then=lambda: not isinstance(app.screen, AccountsScreen))
             assert names(app) == ["planner"]
 
-        drive(app, play)
 
-
-def test_f1_a_viewer_is_told_that_accounts_need_the_admins_token(shared: Running) -> None:
+async def test_f1_a_viewer_is_told_that_accounts_need_the_admins_token(shared: Running) -> None:
     app = view(shared, VIEWER)
+    async with playing(app) as pilot:
 
-    async def play(pilot: Pilot[int]) -> None:
         def told() -> bool:
             content = app.screen.query_one("#head", Static).content
             return isinstance(content, Text) and "this needs the token of the admin" in content.plain
 
         await press(pilot, "a", then=lambda: isinstance(app.screen, AccountsScreen) and told())
         await press(pilot, "escape", then=lambda: not isinstance(app.screen, AccountsScreen))
-
-    drive(app, play)
