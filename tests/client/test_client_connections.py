@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -44,6 +46,13 @@ from tests.support.valkey import PATIENCE
 
 pytestmark = pytest.mark.once
 SECOND = 1_000_000
+
+
+@asynccontextmanager
+async def serving(handle: Callable[[ServerConnection], Awaitable[None]]) -> AsyncIterator[str]:
+    """The URL of a server that handles connections in this way. The block has a deadline."""
+    async with asyncio.timeout(5 * PATIENCE), serve(handle, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
 
 
 # What the hub refuses -------------------------------------------------------------------------------------------------
@@ -140,33 +149,27 @@ def test_client_options_are_validated(kind: Kind, changes: dict[str, Any], text:
 
 
 @both_clients
-def test_a_closed_client_and_a_too_large_message_are_refused(kind: Kind) -> None:
-    async def main() -> None:
-        client = kind.client("https://hub.example/below/", "alice", "t")
-        assert client.url == f"wss://hub.example/below{kind.path}"
-        assert kind.client("http://hub.example", "alice", "t").url == f"ws://hub.example{kind.path}"
-        with pytest.raises(HeadgateError, match="expected an open client; use it with `async with`"):
-            await kind.send(client, "bob", "")
-        with pytest.raises(Refused, match="too_large: expected at most 65536 bytes, got 65"):
-            await kind.send(client, "bob", "x" * 65_530)
-
-    run(main())
+async def test_a_closed_client_and_a_too_large_message_are_refused(kind: Kind) -> None:
+    client = kind.client("https://hub.example/below/", "alice", "t")
+    assert client.url == f"wss://hub.example/below{kind.path}"
+    assert kind.client("http://hub.example", "alice", "t").url == f"ws://hub.example{kind.path}"
+    with pytest.raises(HeadgateError, match="expected an open client; use it with `async with`"):
+        await kind.send(client, "bob", "")
+    with pytest.raises(Refused, match="too_large: expected at most 65536 bytes, got 65"):
+        await kind.send(client, "bob", "x" * 65_530)
 
 
-def test_messages_are_validated_before_they_are_sent() -> None:
-    async def main() -> None:
-        client = RelayClient("https://hub.example", "alice", "t")
-        wrong: list[tuple[dict[str, Any], str]] = [
-            ({"to": "bob", "body": "text"}, "body: expected bytes; encode text"),
-            ({"to": "", "body": b""}, "agent: expected 1 to 128 printable characters"),
-            ({"to": "bob", "body": b"", "content_type": b"text"}, "content_type: expected text"),
-            ({"to": "bob", "body": b"", "in_reply_to": 7}, "in_reply_to: expected text"),
-        ]
-        for given, text in wrong:
-            with pytest.raises(InvalidInput, match=text):
-                await client.send(**given)
-
-    run(main())
+async def test_messages_are_validated_before_they_are_sent() -> None:
+    client = RelayClient("https://hub.example", "alice", "t")
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"to": "bob", "body": "text"}, "body: expected bytes; encode text"),
+        ({"to": "", "body": b""}, "agent: expected 1 to 128 printable characters"),
+        ({"to": "bob", "body": b"", "content_type": b"text"}, "content_type: expected text"),
+        ({"to": "bob", "body": b"", "in_reply_to": 7}, "in_reply_to: expected text"),
+    ]
+    for given, text in wrong:
+        with pytest.raises(InvalidInput, match=text):
+            await client.send(**given)
 
 
 @pytest.mark.parametrize(
@@ -528,24 +531,20 @@ async def test_d5_pending_calls_share_no_traceback(hub: Running, kind: Kind) -> 
 
 
 @both_clients
-def test_d5_what_was_in_flight_on_a_lost_connection_may_have_arrived(kind: Kind) -> None:
+async def test_d5_what_was_in_flight_on_a_lost_connection_may_have_arrived(kind: Kind) -> None:
     async def hang_up(socket: ServerConnection) -> None:
         await socket.recv()
         await socket.send(WELCOMES["relay" if kind is RelayKind else "hub"])
         await socket.recv()
 
-    async def main() -> None:
-        async with serve(hang_up, "127.0.0.1", 0) as server:
-            port = next(iter(server.sockets)).getsockname()[1]
-            client = kind.client(f"http://127.0.0.1:{port}", "alice", "token", clock=ManualClock())
-            await client.__aenter__()
-            sends = [asyncio.create_task(kind.send(client, "bob", body)) for body in ("first", "second")]
-            await until(lambda: not client.connected, "the end")
-            assert await client.close(0) == 2
-            errors = await asyncio.gather(*sends, return_exceptions=True)
-            assert [isinstance(error, Unsent) and error.maybe for error in errors] == [True, False]
-
-    run(main())
+    async with serving(hang_up) as url:
+        client = kind.client(url, "alice", "token", clock=ManualClock())
+        await client.__aenter__()
+        sends = [asyncio.create_task(kind.send(client, "bob", body)) for body in ("first", "second")]
+        await until(lambda: not client.connected, "the end")
+        assert await client.close(0) == 2
+        errors = await asyncio.gather(*sends, return_exceptions=True)
+        assert [isinstance(error, Unsent) and error.maybe for error in errors] == [True, False]
 
 
 def test_errors_of_the_clients_pickle() -> None:
@@ -566,35 +565,31 @@ async def test_a_client_is_opened_once(hub: Running, kind: Kind) -> None:
             await kind.send(alice, "nobody", "")
 
 
-def test_d5_a_client_of_a_hub_that_reads_nothing_more_can_be_closed() -> None:
-    async def close() -> None:
-        async def stop_reading(socket: ServerConnection) -> None:
-            await socket.recv()
-            await socket.send(WELCOMES["relay"])
-            socket.transport.pause_reading()
-            await stopped.wait()
-            socket.transport.abort()
+async def test_d5_a_client_of_a_hub_that_reads_nothing_more_can_be_closed() -> None:
+    async def stop_reading(socket: ServerConnection) -> None:
+        await socket.recv()
+        await socket.send(WELCOMES["relay"])
+        socket.transport.pause_reading()
+        await stopped.wait()
+        socket.transport.abort()
 
-        stopped = asyncio.Event()
-        async with serve(stop_reading, "127.0.0.1", 0) as server:
-            port = next(iter(server.sockets)).getsockname()[1]
-            client = RelayClient(f"http://127.0.0.1:{port}", "a", "t", in_flight=64, largest=2**24)
-            async with asyncio.timeout(PATIENCE):
-                await client.__aenter__()
-                sending = [asyncio.create_task(client.send("b", bytes(2**22))) for _ in range(4)]
-                written = client._socket
-                assert written is not None
-                await until(written.transport.get_write_buffer_size, "a full buffer")
-                async with asyncio.timeout(15):  # after 20 seconds, the keepalive of websockets would end it
-                    assert await client.close(0) == 4
-                results = await asyncio.gather(*sending, return_exceptions=True)
-            assert [type(one) for one in results] == [Unsent] * 4
-            stopped.set()
-
-    run(close())
+    stopped = asyncio.Event()
+    async with serving(stop_reading) as url:
+        client = RelayClient(url, "a", "t", in_flight=64, largest=2**24)
+        async with asyncio.timeout(PATIENCE):
+            await client.__aenter__()
+            sending = [asyncio.create_task(client.send("b", bytes(2**22))) for _ in range(4)]
+            written = client._socket
+            assert written is not None
+            await until(written.transport.get_write_buffer_size, "a full buffer")
+            async with asyncio.timeout(15):  # after 20 seconds, the keepalive of websockets would end it
+                assert await client.close(0) == 4
+            results = await asyncio.gather(*sending, return_exceptions=True)
+        assert [type(one) for one in results] == [Unsent] * 4
+        stopped.set()
 
 
-def test_d5_a_message_that_waits_for_room_is_there_after_the_close() -> None:
+async def test_d5_a_message_that_waits_for_room_is_there_after_the_close() -> None:
     async def greet(socket: ServerConnection) -> None:
         await socket.recv()
         await socket.send(WELCOMES["hub"])
@@ -602,18 +597,14 @@ def test_d5_a_message_that_waits_for_room_is_there_after_the_close() -> None:
             await socket.send(json.dumps({"type": "message", "body": number}))
         await socket.wait_closed()
 
-    async def main() -> None:
-        async with serve(greet, "127.0.0.1", 0) as server:
-            port = next(iter(server.sockets)).getsockname()[1]
-            client = await HubClient(f"http://127.0.0.1:{port}", "alice", "token", buffer=1).__aenter__()
-            assert (await anext(client))["body"] == 0
-            await until(lambda: client._inbox._messages, "the next one")
-            await stays(lambda: True)
-            await client.close()
-            assert [message["body"] async for message in client] == [1, 2]
-            assert client.dropped == 0
-
-    run(main())
+    async with serving(greet) as url:
+        client = await HubClient(url, "alice", "token", buffer=1).__aenter__()
+        assert (await anext(client))["body"] == 0
+        await until(lambda: client._inbox._messages, "the next one")
+        await stays(lambda: True)
+        await client.close()
+        assert [message["body"] async for message in client] == [1, 2]
+        assert client.dropped == 0
 
 
 # Frames that can't be read --------------------------------------------------------------------------------------------
@@ -652,10 +643,9 @@ def test_d5_frames_that_cannot_be_read_are_logged_by_size_and_reason_never_conte
         await socket.wait_closed()
 
     async def main() -> None:
-        async with serve(greet, "127.0.0.1", 0) as server:
-            port = next(iter(server.sockets)).getsockname()[1]
+        async with serving(greet) as url:
             made: Any = HubClient if kind == "hub" else RelayClient
-            async with made(f"http://127.0.0.1:{port}", "alice", "token") as client:
+            async with made(url, "alice", "token") as client:
                 last = await anext(client)
                 assert (last["body"] if kind == "hub" else last.body.decode()) == "last"
 
@@ -684,10 +674,9 @@ def test_the_reason_of_a_lost_connection_is_short_whatever_the_hub_says(
 
     async def main() -> str:
         lost = asyncio.get_running_loop().create_future()
-        async with serve(refuse, "127.0.0.1", 0) as server:
-            port = next(iter(server.sockets)).getsockname()[1]
+        async with serving(refuse) as url:
             made: Any = HubClient if kind == "hub" else RelayClient
-            client = made(f"http://127.0.0.1:{port}", "alice", "token", on_disconnected=lost.set_result)
+            client = made(url, "alice", "token", on_disconnected=lost.set_result)
             opening = asyncio.create_task(client.__aenter__())
             reason: str = (await lost).reason
             opening.cancel()
@@ -698,7 +687,7 @@ def test_the_reason_of_a_lost_connection_is_short_whatever_the_hub_says(
     assert max([len(record.getMessage()) for record in caplog.records]) < 1200
 
 
-def test_an_answer_with_an_empty_id_answers_nothing() -> None:
+async def test_an_answer_with_an_empty_id_answers_nothing() -> None:
     async def answer(socket: ServerConnection) -> None:
         await socket.recv()
         await socket.send(WELCOMES["hub"])
@@ -707,13 +696,8 @@ def test_an_answer_with_an_empty_id_answers_nothing() -> None:
             await socket.send(json.dumps({"type": "pong", "id": frame_id, "for": frame_id}))
         await socket.wait_closed()
 
-    async def main() -> None:
-        async with serve(answer, "127.0.0.1", 0) as server:
-            port = next(iter(server.sockets)).getsockname()[1]
-            async with HubClient(f"http://127.0.0.1:{port}", "alice", "token") as client:
-                assert await client.ask("ping") == {"type": "pong", "for": "1"}
-
-    run(main())
+    async with serving(answer) as url, HubClient(url, "alice", "token") as client:
+        assert await client.ask("ping") == {"type": "pong", "for": "1"}
 
 
 @both_clients

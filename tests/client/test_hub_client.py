@@ -8,7 +8,7 @@ import pytest
 from headgate import InvalidInput, Policy
 from headgate.client import HubClient, Refused, Warned
 from headgate.client.hub import TierLimit
-from tests.support.event_loop import run, until
+from tests.support.event_loop import until
 from tests.support.hub import Running
 from tests.support.hub_clients import Denials, at_hub, hub_client, in_time, stays
 
@@ -53,17 +53,14 @@ async def test_a_question_is_answered_and_a_refusal_raised(hub: Running) -> None
         assert await asyncio.gather(*[alice.ask("ping") for _ in range(20)]) == [{"type": "pong"}] * 20
 
 
-def test_frames_are_validated_before_they_are_sent() -> None:
-    async def main() -> None:
-        client = HubClient("http://hub.example", "alice", "secret")
-        with pytest.raises(InvalidInput, match="kind: expected the type of a frame, such as ping; the client ident"):
-            await client.ask("identify", agent_id="alice", token="secret")
-        with pytest.raises(InvalidInput, match=r"message fields: expected values that JSON has \(Object of type bytes"):
-            await client.ask("message", to="bob", body=b"")
-        with pytest.raises(InvalidInput, match=r"message fields: expected values that JSON has \(Out of range float"):
-            await client.ask("message", to="bob", body=float("nan"))
-
-    run(main())
+async def test_frames_are_validated_before_they_are_sent() -> None:
+    client = HubClient("http://hub.example", "alice", "secret")
+    with pytest.raises(InvalidInput, match="kind: expected the type of a frame, such as ping; the client ident"):
+        await client.ask("identify", agent_id="alice", token="secret")
+    with pytest.raises(InvalidInput, match=r"message fields: expected values that JSON has \(Object of type bytes"):
+        await client.ask("message", to="bob", body=b"")
+    with pytest.raises(InvalidInput, match=r"message fields: expected values that JSON has \(Out of range float"):
+        await client.ask("message", to="bob", body=float("nan"))
 
 
 @at_hub()
@@ -188,16 +185,13 @@ def test_a_tier_that_others_use_too_is_not_taken_for_a_slow_one() -> None:
     assert limit.next_send() == 3606 * SECOND
 
 
-def test_tiers_that_a_hub_makes_up_are_not_kept() -> None:
-    async def main() -> None:
-        client = HubClient("http://hub.example", "alice", "secret")
-        item = client._item("message", {}, "")
-        for number in range(1000):
-            client._learn(item, {"tier": f"tier-{number}"})
-            assert client._limit_of(item) is client._tiers[f"tier-{number}"]
-        assert len(client._tiers) == 1
-
-    run(main())
+async def test_tiers_that_a_hub_makes_up_are_not_kept() -> None:
+    client = HubClient("http://hub.example", "alice", "secret")
+    item = client._item("message", {}, "")
+    for number in range(1000):
+        client._learn(item, {"tier": f"tier-{number}"})
+        assert client._limit_of(item) is client._tiers[f"tier-{number}"]
+    assert len(client._tiers) == 1
 
 
 # Connections that drop ------------------------------------------------------------------------------------------------

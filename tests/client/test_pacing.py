@@ -4,6 +4,7 @@ import pytest
 
 from headgate.client.pacing import LONGEST, SECOND, Pace, SentRequest
 from headgate.http import QuotaPolicy, RateLimitHeaders, ServiceLimit
+from tests.support.paces import answer, known, send, wait
 
 pytestmark = pytest.mark.once
 
@@ -20,29 +21,6 @@ def bucket(left: int, quota: int = 10, window: int = 10) -> RateLimitHeaders:
 
 def window(left: int, reset: int, quota: int = 10, length: int | None = 10) -> RateLimitHeaders:
     return RateLimitHeaders((QuotaPolicy("theirs", quota, length),), (ServiceLimit("theirs", left, reset),))
-
-
-def wait(pace: Pace, now: float = 0) -> float:
-    """Seconds from a moment until the next request may be sent."""
-    return max(pace.earliest(round(now * SECOND))[0] / SECOND - now, 0)
-
-
-def send(pace: Pace, now: float = 0) -> SentRequest:
-    assert wait(pace, now) == 0
-    return pace.send(round(now * SECOND))
-
-
-def answer(
-    pace: Pace, sent: SentRequest, headers: RateLimitHeaders, now: float = 0, status: int = 200, jitter: float = 0.0
-) -> bool:
-    return pace.answer(sent, round(now * SECOND), status, headers, jitter)
-
-
-def known(headers: RateLimitHeaders, now: float = 0) -> Pace:
-    """A pace after one answer."""
-    pace = Pace()
-    answer(pace, send(pace, now), headers, now)
-    return pace
 
 
 # Servers of which little is known -------------------------------------------------------------------------------------

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from headgate.client.pacing import SECOND, Pace, SentRequest
+from headgate.client.pacing import SECOND, Pace
 from headgate.http import DatedLimit, QuotaPolicy, RateLimitHeaders, ServiceLimit
+from tests.support.paces import answer, known, send, wait
 
 pytestmark = pytest.mark.once
 
@@ -21,27 +22,6 @@ def stated(
 def bucket(left: int, quota: int = 1000, per: float = 60, **more: Any) -> RateLimitHeaders:
     """What a bucket says that is full again after `per` seconds at most."""
     return stated(left, (quota - left) * per / quota, quota, **more)
-
-
-def wait(pace: Pace, now: float = 0, tokens: Any = None) -> float:
-    return max(pace.earliest(round(now * SECOND), tokens)[0] / SECOND - now, 0)
-
-
-def send(pace: Pace, now: float = 0, tokens: Any = None) -> SentRequest:
-    assert wait(pace, now, tokens) == 0
-    return pace.send(round(now * SECOND), tokens)
-
-
-def answer(pace: Pace, sent: SentRequest, headers: RateLimitHeaders, now: float = 0, status: int = 200) -> bool:
-    return pace.answer(sent, round(now * SECOND), status, headers)
-
-
-def known(*answers: RateLimitHeaders) -> Pace:
-    """A pace after some requests, one after the other."""
-    pace = Pace()
-    for headers in answers:
-        answer(pace, send(pace), headers)
-    return pace
 
 
 # The estimate of a cost -----------------------------------------------------------------------------------------------
