@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from headgate import Policy, cli
 from headgate.cli import main
 from headgate.cli.hub_options import hub_from
-from tests.support.cli import Command, StartHub
+from tests.support.cli import Command, Done, StartHub
 from tests.support.hub import ADMIN, Running, running
 from tests.support.log_level import log_level as log_level
 from tests.support.valkey import PATIENCE
@@ -31,14 +31,14 @@ def headgate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     monkeypatch.setattr(cli, "build_parser", build_parser)
     monkeypatch.setattr(hub_from, "__kwdefaults__", {"viewer": False, "timeout": PATIENCE})
 
-    def run(*arguments: str) -> tuple[int, str, str]:
+    def run(*arguments: str) -> Done:
         capsys.readouterr()
         code: Any
         try:
             code = main(arguments)
         except SystemExit as end:
             code = end.code
-        return code, *capsys.readouterr()
+        return Done(code, *capsys.readouterr())
 
     return run
 
@@ -48,8 +48,8 @@ def printed_json(headgate: Command) -> Callable[..., Any]:
     """Run a command with --json that succeeds; what it prints."""
 
     def run(*arguments: str) -> Any:
-        code, out, err = headgate(*arguments, "--json")
-        assert (code, err, out.count("\n")) == (0, "", 1)
+        out = headgate(*arguments, "--json").printed()
+        assert out.count("\n") == 1
         assert out.isascii()
         return json.loads(out)
 

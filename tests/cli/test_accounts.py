@@ -47,8 +47,7 @@ def test_f1_the_tree_shows_spent_held_left_and_when_it_resets(gate: Gate, headga
 
 def test_f1_an_agent_is_shown_with_its_accounts(gate: Gate, headgate: Command) -> None:
     gate.hold("planner", {"usd": "12.5"})
-    code, out, _ = headgate("agents", "planner")
-    assert code == 0
+    out = headgate("agents", "planner").printed()
     assert "account       acme/search\nholds         1 open, see headgate holds list acme/search/planner\n" in out
     assert (
         "account      resource  limit                   held  left  used\n"
@@ -80,12 +79,12 @@ def test_f1_more_accounts_than_a_page_are_listed_in_order(gate: Gate, printed_js
 
 
 def test_f1_a_limit_for_a_tool_is_set_and_taken_back(gate: Gate, headgate: Command) -> None:
-    _, out, _ = headgate("accounts", "set", "acme/search", "requests=5/minute", "tokens=9 in all", "--tool", "web")
+    out = headgate("accounts", "set", "acme/search", "requests=5/minute", "tokens=9 in all", "--tool", "web").printed()
     assert "requests by web  5/minute" in out
     assert "tokens by web    9 tokens in all" in out
-    _, out, _ = headgate("accounts", "unset", "acme/search", "tokens", "--tool", "web")
+    out = headgate("accounts", "unset", "acme/search", "tokens", "--tool", "web").printed()
     assert ("requests by web" in out, "tokens by web" in out) == (True, False)
-    _, out, _ = headgate("accounts", "unset", "acme/search")
+    out = headgate("accounts", "unset", "acme/search").printed()
     assert "by web" not in out
     assert [str(one) for one in gate.history()] == [
         (
@@ -98,7 +97,7 @@ def test_f1_a_limit_for_a_tool_is_set_and_taken_back(gate: Gate, headgate: Comma
 
 
 def test_f1_an_agent_is_shown_and_limited_by_its_path(gate: Gate, headgate: Command) -> None:
-    _, _, err = headgate("accounts", "set", "acme/search", "usd=200/month")
+    err = headgate("accounts", "set", "acme/search", "usd=200/month").err
     assert err.startswith("note: usd is a rate, which refills all the time and raises no alert; a budget has the word")
     code, out, err = headgate("accounts", "set", "acme/search/planner", "usd=3 in all")
     assert (code, err) == (0, "note: no agent named planner is registered\n")

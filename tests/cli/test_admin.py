@@ -92,7 +92,7 @@ def test_all_agents_are_those_that_are_registered(
         assert [name for name, one in found.items() if one["revoked"]] == ["agent 007"]
         assert found["agent 005"]["usage"]["remaining"] == 1
         assert found["here"]["violations"] == 1
-        _, out, _ = headgate("agents", "--all")
+        out = headgate("agents", "--all").printed()
         lines = out.splitlines()
         assert lines[6] == "agent 005  no     50%   1/2  http light         0     0     -"
         assert lines[8] == "agent 007  no      0%   2/2  ws light           0     0     -  revoked"
@@ -102,8 +102,7 @@ def test_all_agents_are_listed_or_none(headgate: Command) -> None:
     registered = (200, {"agents": [{"agent_id": "b"}]})
     answers = {"/api/admin/agents?limit=100&after=": registered, "/api/admin/agents/b": (500, None)}
     with impostor({"agents": []}, answers=answers) as one:
-        code, out, err = headgate("agents", "--all", "--hub", f"http://{one}")
-        assert (code, out) == (1, "")
+        err = headgate("agents", "--all", "--hub", f"http://{one}").refused()
         assert err.startswith(f"http://{one}: expected the answer of a headgate hub, got HTTP status 500")
 
 
@@ -141,7 +140,7 @@ def test_overrides_are_set_listed_and_removed(
         own = {"heavy": "100/minute", "light": "5/second burst 20"}
         overrides = {"planner": {"ws": own, "http": own}, "writer": {"ws": {"normal": "unlimited"}}}
         assert printed_json("override", "list") == {"overrides": overrides, "session_overrides": {}}
-        _, out, _ = headgate("override", "list")
+        out = headgate("override", "list").printed()
         assert out.splitlines()[-1] == "writer   ws       normal  unlimited"
         assert headgate("override", "remove", "planner") == (
             0,
@@ -168,8 +167,7 @@ def test_the_limit_of_sessions_has_no_channel(running_hub: StartHub, headgate: C
             "",
         )
         assert headgate("override", "list") == (0, table, "")
-        code, out, err = headgate("override", "set", "planner", "light=1/s", "session=1/s", "--channel", "ws")
-        assert (code, out) == (2, "")
+        err = headgate("override", "set", "planner", "light=1/s", "session=1/s", "--channel", "ws").refused(2)
         assert err == "headgate override set: --channel: sessions have no channel: set session=… without --channel\n"
         assert headgate("override", "list") == (0, table, ""), "nothing was changed"
 
@@ -177,7 +175,7 @@ def test_the_limit_of_sessions_has_no_channel(running_hub: StartHub, headgate: C
 def test_letters_outside_ascii_can_be_told_apart_in_the_note(running_hub: StartHub, headgate: Command) -> None:
     with running_hub() as hub:
         hub.register("planner")
-        _, _, err = headgate("override", "set", "pl\u0430nner", "heavy=1/minute")
+        err = headgate("override", "set", "pl\u0430nner", "heavy=1/minute").err
         assert err == "note: no agent named pl\u0430nner (pl\\u0430nner) is registered\n"
 
 
@@ -284,8 +282,7 @@ def test_a_token_that_cannot_be_one_is_refused_and_not_shown(
         1, "", f"{file}: expected a file with a token, got: binary data\n",
     )  # fmt: skip
     for absent in ("~nobody-has-this-name/token", str(tmp_path), "x" * 5000):
-        code, out, err = headgate("agents", "--token-file", absent)
-        assert (code, out) == (1, "")
+        err = headgate("agents", "--token-file", absent).refused()
         assert err.startswith(f"{absent}: expected a file with a token, got: ")
     assert headgate("agents", "--token-file", "/dev/zero") == (1, "", f"the file /dev/zero: {A_TOKEN}\n")
     file.write_text("secret\r\nX-Evil: 1, and long enough")
@@ -301,8 +298,7 @@ def test_a_token_that_cannot_be_one_is_refused_and_not_shown(
     ("option", "name"), [("--token", "ADMIN"), ("--admin-token", "ADMIN"), ("--viewer-token", "VIEWER")]
 )
 def test_a_token_is_no_option(headgate: Command, verb: list[str], option: str, name: str) -> None:
-    code, out, err = headgate(*verb, option, "a-secret")
-    assert (code, out) == (2, "")
+    err = headgate(*verb, option, "a-secret").refused(2)
     where = f"HEADGATE_{name}_TOKEN or in the file of --token-file"
     assert err.endswith(f"error: {option}: expected in {where}, not on the command line, where others see it\n")
     assert "a-secret" not in err
@@ -316,9 +312,7 @@ def test_a_token_is_no_option(headgate: Command, verb: list[str], option: str, n
 )  # fmt: skip
 def test_an_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, headgate: Command, url: str) -> None:
     expected = f"expected a URL such as http://127.0.0.1:8080, got {url!r}\n"
-    code, out, err = headgate("agents", "--hub", url)
-    assert (code, out) == (2, "")
-    assert err.endswith(f"headgate agents: error: argument --hub: {expected}")
+    assert headgate("agents", "--hub", url).refused(2).endswith(f"headgate agents: error: argument --hub: {expected}")
     if url:
         monkeypatch.setenv("HEADGATE_HUB", url)
         assert headgate("agents") == (1, "", f"HEADGATE_HUB: {expected}")
@@ -342,8 +336,7 @@ def test_tls_needs_a_trusted_certificate(monkeypatch: pytest.MonkeyPatch, headga
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(certificate))
     authority.cert_pem.write_to_path(str(trusted))
     with running(tls_certificate=certificate) as hub:
-        code, out, err = headgate("exempt", "list", "--hub", f"https://{hub}")
-        assert (code, out) == (1, "")
+        err = headgate("exempt", "list", "--hub", f"https://{hub}").refused()
         assert err.startswith(f"https://{hub}: expected a trusted certificate, got: ")
         assert err.endswith("; SSL_CERT_FILE names a file with trusted authorities\n")
         monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
@@ -469,8 +462,7 @@ def test_a_name_cannot_move_the_cursor_or_forge_a_line(headgate: Command) -> Non
             ["override", "list", "--json"],
             ["agents", "--json"],
         ):
-            code, out, err = headgate(*verb, "--hub", f"http://{one}")
-            assert (code, err) == (0, "")
+            out = headgate(*verb, "--hub", f"http://{one}").printed()
             assert all(line.isprintable() for line in out.split("\n"))
             assert len(out.splitlines()) == (1 if "--json" in verb else 2)
             assert "--json" in verb or out.splitlines()[1].startswith(shown)

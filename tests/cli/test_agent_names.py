@@ -64,8 +64,7 @@ def test_every_command_that_takes_a_name_is_in_the_table() -> None:
 def test_a_name_that_is_another_path_is_refused_and_nothing_is_sent(headgate: Command, name: str) -> None:
     with impostor({}) as one:
         for command, arguments in (BESIDE_ROUTES | (EXISTING if name in DOTTED else {})).items():
-            code, out, err = headgate(*command.split(), "--hub", f"http://{one}", "--", name, *arguments)
-            assert (code, out) == (2, "")
+            err = headgate(*command.split(), "--hub", f"http://{one}", "--", name, *arguments).refused(2)
             expected = "expected a name without the parts ., .., defaults, whitelist, which the hub uses in its paths"
             if command in EXISTING:
                 expected = "expected a name without the parts . and .., which lead to another path"
@@ -107,8 +106,7 @@ def test_every_other_name_leads_to_its_agent(running_hub: StartHub, headgate: Co
             hub.register(name)
 
             def run(command: str, *more: str, name: str = name) -> None:
-                code, _, err = headgate(*command.split(), "--json", "--", name, *more)
-                assert (code, err) == (0, "")
+                _ = headgate(*command.split(), "--json", "--", name, *more).printed()
 
             run("override set", "heavy=1/minute")
             assert list(gate.effective.overrides) == [name]
@@ -136,9 +134,7 @@ def test_b8_whatever_agent_there_is_can_be_stopped(
             token = hub.register(name)
 
         def run(command: str, *more: str) -> str:
-            code, out, err = headgate(*command.split(), "--json", "--", name, *more)
-            assert (code, err) == (0, "")
-            return out
+            return headgate(*command.split(), "--json", "--", name, *more).printed()
 
         with hub.agent(name, token):
             assert json.loads(run("agents"))["agent_id"] == name
@@ -169,6 +165,4 @@ def test_an_agent_that_was_registered_before_its_name_was_reserved_still_works(
             assert headgate("check", "defaults", "--tier", "heavy")[0] == 0
             assert "\ndefaults  yes " in headgate("agents", "--all")[1]
         hub.hub.gate.check("other", "ws", "light")
-        code, out, err = headgate("agents", "--all")
-        assert (code, err) == (0, "")
-        assert "defaults" in out
+        assert "defaults" in headgate("agents", "--all").printed()

@@ -93,8 +93,7 @@ def offered(folder: Path, script: str, typed: str) -> list[str]:
 )
 def test_fish_completes(typed: str, words: list[str], headgate: Command, tmp_path: Path) -> None:
     (tmp_path / "example.toml").touch()
-    code, script, err = headgate("completion", "fish")
-    assert (code, err) == (0, "")
+    script = headgate("completion", "fish").printed()
     assert [line.partition("\t")[0] for line in offered(tmp_path, script, f"headgate {typed}")] == words
 
 

@@ -195,8 +195,7 @@ NAME = "error: argument AGENT: expected 1 to 128 printable characters, got"
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(arguments: list[str], text: str, headgate: Command) -> None:
-    code, out, err = headgate(*arguments)
-    assert (code, out) == (2, "")
+    err = headgate(*arguments).refused(2)
     *usage, error = err.splitlines()
     assert usage[0].startswith("usage: headgate")
     assert all(line.startswith(" ") for line in usage[1:])

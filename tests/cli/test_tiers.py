@@ -40,8 +40,7 @@ def test_check_asks_for_a_tier_of_the_policy(running_hub: StartHub, headgate: Co
         by_action = headgate("check", "planner", "--action", "post_import", "--channel", "http", "--peek")
         assert by_action == (0, "allow: http bulk, 2/minute: 2 of 2 left\n", "")
         for tier in ("bluk", ""):
-            code, out, err = headgate("check", "planner", "--tier", tier)
-            assert (code, out) == (2, "")
+            err = headgate("check", "planner", "--tier", tier).refused(2)
             assert f"tier: expected one of {TIERS}, got '{tier}'\n" in err
 
 
@@ -67,10 +66,9 @@ def test_overrides_of_a_tier_of_the_policy(
             "",
         )
         assert printed_json("override", "list")["overrides"] == {"planner": {"ws": {"bulk": "9/minute"}}}
-        code, out, err = headgate("override", "set", "planner", "haevy=9/minute")
-        assert (code, out) == (1, "")
+        err = headgate("override", "set", "planner", "haevy=9/minute").refused()
         assert f"expected one of {TIERS}, ws, http, session, got 'haevy'" in err
-        code, out, err = headgate("override", "set", "planner", "haevy=9/minute", "--channel", "ws")
+        err = headgate("override", "set", "planner", "haevy=9/minute", "--channel", "ws").err
         assert f"ws: expected one of {TIERS}, got 'haevy'" in err
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import headgate
 from tests.support.hub import Running
@@ -22,8 +22,27 @@ MODULE = [sys.executable, "-m", "headgate"]
 DEADLINE = 5 * PATIENCE
 """Seconds for a program to come to its end: it has more to do than to say something."""
 
-Command = Callable[..., tuple[int, str, str]]
-"""Runs a command within this process; its exit code, output and errors."""
+
+class Done(NamedTuple):
+    """What a command has come to."""
+
+    code: int
+    out: str
+    err: str
+
+    def printed(self) -> str:
+        """Its output: it has succeeded, and told nothing else."""
+        assert (self.code, self.err) == (0, ""), self
+        return self.out
+
+    def refused(self, code: int = 1) -> str:
+        """Its errors: it has failed, and printed nothing."""
+        assert (self.code, self.out) == (code, ""), self
+        return self.err
+
+
+Command = Callable[..., Done]
+"""Runs a command within this process."""
 StartHub = Callable[..., AbstractContextManager[Running]]
 """Starts a hub that the commands find, until the block ends."""
 
