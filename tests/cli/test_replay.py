@@ -9,6 +9,7 @@ import resource
 import stat
 import sys
 import threading
+from functools import partial
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -17,10 +18,10 @@ from typing import Any
 import pytest
 
 from headgate import ManualClock
-from headgate.cli import main, replay
+from headgate.cli import replay
 from headgate.cli.terminal import ProgressLine
 from headgate.replay.options import FIELDS
-from tests.support.cli import Terminal, on_terminal
+from tests.support.cli import Command, Terminal, on_terminal
 from tests.support.cli import run as run_process
 from tests.support.log_files import access_line, write_csv, write_log
 
@@ -37,16 +38,15 @@ def log(tmp_path: Path) -> str:
     return write_csv(tmp_path, rows)
 
 
-def run(*arguments: str) -> int:
-    return main(["replay", *arguments])
+@pytest.fixture
+def run(headgate: Command) -> Command:
+    """Run `headgate replay`."""
+    return partial(headgate, "replay")
 
 
-def test_the_summary_of_one_policy(log: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(log) == 0
-    out = capsys.readouterr()
-    assert out.err == ""
+def test_the_summary_of_one_policy(log: str, run: Command) -> None:
     assert (
-        [line.rstrip() for line in out.out.splitlines()]
+        [line.rstrip() for line in run(log).printed().splitlines()]
         == f"""\
 {log}: 85 lines read as csv, 83 used
 from 2023-11-14T22:13:20Z to 2023-11-14T22:14:30Z (1 min 10 s), 3 agents
@@ -85,10 +85,10 @@ def policies(tmp_path: Path) -> list[str]:
     return [str(now), str(later)]
 
 
-def test_the_summary_of_two_policies(log: str, policies: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_of_two_policies(log: str, policies: list[str], run: Command) -> None:
     now, later = policies
-    assert run(log, "--policy", now, "--compare", later, "--worst", "1") == 0
-    shown = capsys.readouterr().out.partition(f"from {now} to {later}\n")[2]
+    out = run(log, "--policy", now, "--compare", later, "--worst", "1").printed()
+    shown = out.partition(f"from {now} to {later}\n")[2]
     assert (
         [line.rstrip() for line in shown.splitlines()]
         == """\
@@ -110,19 +110,17 @@ loud               1             0
     )
 
 
-def test_the_summary_with_suggestions(log: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(log, "--suggest", "5%") == 0
-    assert capsys.readouterr().out.partition("suggested limits\n")[2] == (
+def test_the_summary_with_suggestions(log: str, run: Command) -> None:
+    assert run(log, "--suggest", "5%").printed().partition("suggested limits\n")[2] == (
         "# Denies at most 5% of the requests of each tier.\n[limits]\n"
         'light = "1/minute"  # denies 0 of 1 requests\n'
         'normal = "58/minute"  # denies 3 of 61 requests; one less a minute would deny 4\n'
         'heavy = "20/minute"  # denies 1 of 21 requests; one less a minute would deny 2\n'
     )
-    assert run(log, "--suggest") == 0
-    assert "# Denies at most 0.1% of the requests of each tier.\n" in capsys.readouterr().out
+    assert "# Denies at most 0.1% of the requests of each tier.\n" in run(log, "--suggest").printed()
 
 
-def test_notes_about_the_log_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_notes_about_the_log_are_printed(tmp_path: Path, run: Command) -> None:
     rows = [(9, "a", "dance\u2003"), (2, "a", "dance\u2003"), *[(9, "a", "post_task")] * 400]
     broken = write_log(
         tmp_path, Path(write_csv(tmp_path, rows, "time,agent,action")).read_bytes(), "b.csv.gz", compressed=True
@@ -130,20 +128,17 @@ def test_notes_about_the_log_are_printed(tmp_path: Path, capsys: pytest.CaptureF
     Path(broken).write_bytes(Path(broken).read_bytes()[:-20])
     policy = tmp_path / "p.toml"
     policy.write_text("[alerts]\nviolations = 1\nwindow = 0.000001\n")
-    assert run(broken, "--policy", str(policy)) == 0
-    out = capsys.readouterr().out
+    out = run(broken, "--policy", str(policy)).printed()
     assert "\n  truncated gzip data; read up to its end\n" in out
     assert "\n1 line out of order, by up to 7 s: counted at the time before\n" in out
     assert "\nactions that the policy doesn't classify, counted as normal: dance\n" in out
     users = write_log(tmp_path, f"{access_line()}\n{access_line(user='ada')}\n", "users.log")
-    assert run(users, "--key", "user") == 0
-    assert "\n1 line without a user skipped\n" in capsys.readouterr().out
+    assert "\n1 line without a user skipped\n" in run(users, "--key", "user").printed()
 
 
-def test_the_first_five_alerts_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_five_alerts_are_shown(tmp_path: Path, run: Command) -> None:
     log = write_csv(tmp_path, [(0, f"agent {number}", "heavy") for number in range(7) for _ in range(20)])
-    assert run(log) == 0
-    shown = capsys.readouterr().out.partition("7 alerts\n")[2].splitlines()
+    shown = run(log).printed().partition("7 alerts\n")[2].splitlines()
     assert shown == [*[f"2023-11-14T22:13:20Z  agent {number}" for number in range(5)], "and 2 more"]
 
 
@@ -161,11 +156,8 @@ def test_the_docs_show_what_is_really_printed(tmp_path: Path) -> None:
 # JSON ----------------------------------------------------------------------------------------------------------------
 
 
-def test_json_is_one_document_with_everything(
-    log: str, policies: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(log, "--policy", policies[0], "--compare", policies[1], "--suggest", "--json") == 0
-    out = capsys.readouterr().out
+def test_json_is_one_document_with_everything(log: str, policies: list[str], run: Command) -> None:
+    out = run(log, "--policy", policies[0], "--compare", policies[1], "--suggest", "--json").printed()
     assert out.isascii()
     assert out.count("\n") == 1
     found = json.loads(out)
@@ -182,20 +174,15 @@ def keys(found: Any) -> set[str]:
     return set().union(*map(keys, found)) if isinstance(found, list) else set()
 
 
-def test_the_docs_name_every_field_of_the_json(
-    log: str, policies: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(log, "--policy", policies[0], "--compare", policies[1], "--suggest", "--json")
-    found = json.loads(capsys.readouterr().out)
+def test_the_docs_name_every_field_of_the_json(log: str, policies: list[str], run: Command) -> None:
+    found = json.loads(run(log, "--policy", policies[0], "--compare", policies[1], "--suggest", "--json").printed())
     found["reasons"] = {}
     text = (DOCS / "replay.md").read_text(encoding="utf-8")
     assert {name for name in keys(found) if f"`{name}`" not in text} == set()
 
 
-def test_the_docs_name_every_option(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        run("--help")
-    shown = capsys.readouterr().out
+def test_the_docs_name_every_option(run: Command) -> None:
+    shown = run("--help").printed()
     options = set(re.findall(r"(--[a-z]+)", shown)) - {"--help"}
     assert {"--policy", "--compare", "--suggest", "--json", "--html", "--route", "--field", "--key"} <= options
     text = (DOCS / "replay.md").read_text(encoding="utf-8")
@@ -233,15 +220,14 @@ class Page(HTMLParser):
         self.text += data
 
 
-def page_of(folder: Path, *arguments: str) -> Page:
+def page_of(run: Command, folder: Path, *arguments: str) -> Page:
     target = folder / "page.html"
-    assert run(*arguments, "--html", str(target)) == 0
+    run(*arguments, "--html", str(target)).printed()
     return Page(target.read_text(encoding="utf-8"))
 
 
-@pytest.mark.usefixtures("capsys")
-def test_the_page_is_well_formed_and_loads_nothing(log: str, policies: list[str], tmp_path: Path) -> None:
-    page = page_of(tmp_path, log, "--policy", policies[0], "--compare", policies[1], "--suggest")
+def test_the_page_is_well_formed_and_loads_nothing(log: str, policies: list[str], tmp_path: Path, run: Command) -> None:
+    page = page_of(run, tmp_path, log, "--policy", policies[0], "--compare", policies[1], "--suggest")
     assert page.open == []
     tags = {tag for tag, _ in page.seen}
     assert not tags & {"script", "link", "img", "iframe", "object", "base", "a", "form", "image", "use"}
@@ -264,20 +250,18 @@ def test_the_page_is_well_formed_and_loads_nothing(log: str, policies: list[str]
     assert "prefers-color-scheme: dark" in page.text
 
 
-@pytest.mark.usefixtures("capsys")
-def test_names_of_files_are_shown_as_text(tmp_path: Path) -> None:
+def test_names_of_files_are_shown_as_text(tmp_path: Path, run: Command) -> None:
     policy = tmp_path / "<b>.toml"
     policy.write_text("")
-    page = page_of(tmp_path, write_csv(tmp_path, [(0, "a", "light")], name="<i>.csv"), "--policy", str(policy))
+    page = page_of(run, tmp_path, write_csv(tmp_path, [(0, "a", "light")], name="<i>.csv"), "--policy", str(policy))
     assert {tag for tag, _ in page.seen}.isdisjoint({"b", "i"})
     assert page.text.count("<i>.csv") == 2  # the title of the page, and of what is on it
     assert "<b>.toml" in page.text
 
 
-@pytest.mark.usefixtures("capsys")
-def test_the_plots_show_the_numbers(tmp_path: Path) -> None:
+def test_the_plots_show_the_numbers(tmp_path: Path, run: Command) -> None:
     rows = [(0, "a", "heavy")] * 15 + [(2, "a", "heavy")] * 5
-    page = page_of(tmp_path, write_csv(tmp_path, rows))
+    page = page_of(run, tmp_path, write_csv(tmp_path, rows))
     rects = [attributes for tag, attributes in page.seen if tag == "rect" and "y" in attributes]
     # The first second: 15 high, which is all of the plot; in the third one a third of it.
     heights = {(str(one["class"]), float(one["x"] or 0)): float(one["height"] or 0) for one in rects}
@@ -293,9 +277,8 @@ def test_the_plots_show_the_numbers(tmp_path: Path) -> None:
     assert "2023-11-14T22:13:20Z: 5 denied, 2 warned, 0 shadowed, 8 allowed, 0 exempt" in page.text
 
 
-@pytest.mark.usefixtures("capsys")
-def test_a_page_without_denials_says_so(tmp_path: Path) -> None:
-    page = page_of(tmp_path, write_csv(tmp_path, [(0, "a", "light")]))
+def test_a_page_without_denials_says_so(tmp_path: Path, run: Command) -> None:
+    page = page_of(run, tmp_path, write_csv(tmp_path, [(0, "a", "light")]))
     assert "Nobody was denied." in page.text
     assert "Alerts" not in page.text
     assert "Malformed lines" not in page.text
@@ -326,35 +309,30 @@ def test_a_page_without_denials_says_so(tmp_path: Path) -> None:
         ],
     ],
 )  # fmt: skip
-def test_bad_arguments_are_refused(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as error:
-        run(*arguments)
-    assert error.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-1] == f"headgate replay: error: {text}"
+def test_bad_arguments_are_refused(arguments: list[str], text: str, run: Command) -> None:
+    assert run(*arguments).refused(2).splitlines()[-1] == f"headgate replay: error: {text}"
 
 
-def test_failures_are_one_line_errors(log: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def refused(*arguments: str) -> str:
-        assert run(*arguments) == 1
-        out = capsys.readouterr()
-        assert out.out == ""
-        return out.err
-
+def test_failures_are_one_line_errors(log: str, tmp_path: Path, run: Command) -> None:
     nowhere = tmp_path / "none" / "page.html"
-    assert refused(log, "--html", str(nowhere)) == f"--html: expected a file in an existing folder, got {nowhere}\n"
-    assert refused(log, "--html", str(tmp_path)).startswith("--html: expected a file in an existing folder")
-    assert refused(log, "--html", log) == f"--html: expected a file other than the logs and policies, got {log}\n"
+    assert (
+        run(log, "--html", str(nowhere)).refused() == f"--html: expected a file in an existing folder, got {nowhere}\n"
+    )
+    assert run(log, "--html", str(tmp_path)).refused().startswith("--html: expected a file in an existing folder")
+    assert run(log, "--html", log).refused() == f"--html: expected a file other than the logs and policies, got {log}\n"
     assert Path(log).read_text().startswith("time,agent,tier")
-    assert refused(log, "--policy", "none.toml").startswith("none.toml: 1 mistake")
+    assert run(log, "--policy", "none.toml").refused().startswith("none.toml: 1 mistake")
     policy = tmp_path / "p.toml"
     policy.write_text("")
-    same = refused(log, "--policy", str(policy), "--compare", str(policy))
+    same = run(log, "--policy", str(policy), "--compare", str(policy)).refused()
     assert same == f"--compare: expected a policy other than {policy}, got the same\n"
-    assert refused(str(tmp_path / "none.log")).endswith(
-        "can't read the log: No such file or directory; '-' reads standard input\n"
+    assert (
+        run(str(tmp_path / "none.log"))
+        .refused()
+        .endswith("can't read the log: No such file or directory; '-' reads standard input\n")
     )
-    assert refused(log, "--channel", "grpc") == "channel: expected one of ws, http, got 'grpc'\n"
-    assert refused(log, "--tier", "hevy") == "tier: expected one of light, normal, heavy, got 'hevy'\n"
+    assert run(log, "--channel", "grpc").refused() == "channel: expected one of ws, http, got 'grpc'\n"
+    assert run(log, "--tier", "hevy").refused() == "tier: expected one of light, normal, heavy, got 'hevy'\n"
 
 
 @pytest.fixture
@@ -366,9 +344,7 @@ def page(tmp_path: Path) -> Path:
     return page
 
 
-def test_an_input_is_never_overwritten(
-    log: str, policies: list[str], page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_input_is_never_overwritten(log: str, policies: list[str], page: Path, tmp_path: Path, run: Command) -> None:
     expected = "--html: expected a file other than the logs and policies, got"
     before = {name: Path(name).read_bytes() for name in (log, *policies)}
     for number, name in enumerate(before):
@@ -377,67 +353,60 @@ def test_an_input_is_never_overwritten(
         far.symlink_to(link)
         hard.hardlink_to(name)
         for given in (name, str(tmp_path / "." / ".." / tmp_path.name / Path(name).name), link, hard, far):
-            code = run(log, "--policy", policies[0], "--compare", policies[1], "--html", str(given))
-            out = capsys.readouterr()
-            assert (code, out.out, out.err) == (1, "", f"{expected} {given}\n")
+            done = run(log, "--policy", policies[0], "--compare", policies[1], "--html", str(given))
+            assert done == (1, "", f"{expected} {given}\n")
     assert {name: Path(name).read_bytes() for name in before} == before
     with Path(log).open() as source:
         for given in ("-", "/dev/stdin"):
-            done = run_process("replay", given, "--html", log, stdin=source)
-            assert (done.returncode, done.stderr) == (1, f"{expected} {log}\n")
-    assert run(log, str(page), "--html", str(page)) == 1
+            process = run_process("replay", given, "--html", log, stdin=source)
+            assert (process.returncode, process.stderr) == (1, f"{expected} {log}\n")
+    run(log, str(page), "--html", str(page)).refused()
     assert page.read_text() == "an old page"
 
 
-def test_a_page_is_written_to_files_only(log: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_is_written_to_files_only(log: str, tmp_path: Path, run: Command) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     for device in ("/dev/full", "/dev/null", str(fifo)):
-        assert run(log, "--html", device) == 1
         error = f"--html: expected a file, got {device}, which is a device, a pipe or a circular link\n"
-        assert capsys.readouterr().err == error
+        assert run(log, "--html", device).refused() == error
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     for bad in (str(loop), str(tmp_path / ("x" * 5000))):
-        assert run(log, "--html", bad) == 1
-        out = capsys.readouterr()
-        assert (out.out, out.err.count("\n")) == ("", 1)
-        assert out.err.startswith(f"--html: expected a file, got {bad}")
+        error = run(log, "--html", bad).refused()
+        assert error.count("\n") == 1
+        assert error.startswith(f"--html: expected a file, got {bad}")
 
 
 @pytest.mark.parametrize("name", ["page.html", "new.html"])
 def test_a_folder_that_cannot_be_written_is_refused_before_the_replay(
-    page: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: Path, name: str, monkeypatch: pytest.MonkeyPatch, run: Command
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, _: path != page.parent)  # root may write everywhere
     target = page.with_name(name)
-    assert run("a log that the replay would not find", "--html", str(target)) == 1
     expected = f"--html: expected a file in a folder that may be written, got {target}\n"
-    assert capsys.readouterr().err == expected
+    assert run("a log that the replay would not find", "--html", str(target)).refused() == expected
 
 
-def test_a_page_is_written_as_a_whole_or_not_at_all(
-    log: str, page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_page_is_written_as_a_whole_or_not_at_all(log: str, page: Path, tmp_path: Path, run: Command) -> None:
     files, limits = sorted(tmp_path.iterdir()), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
-        assert run(log, "--html", str(page)) == 1
+        done = run(log, "--html", str(page))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert capsys.readouterr().err == f"{page}: can't write the page: File too large\n"
+    assert done.refused() == f"{page}: can't write the page: File too large\n"
     assert (page.read_text(), sorted(tmp_path.iterdir())) == ("an old page", files)
     link = tmp_path / "link.html"
     link.symlink_to(page)
-    assert run(log, "--html", str(link)) == 0
+    run(log, "--html", str(link)).printed()
     assert link.is_symlink()
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert stat.S_IMODE(page.stat().st_mode) == 0o640
     assert sorted(tmp_path.iterdir()) == sorted([*files, link])
 
 
-@pytest.mark.usefixtures("capsys")
-def test_names_that_are_not_utf_8_are_shown_escaped(tmp_path: Path) -> None:
+def test_names_that_are_not_utf_8_are_shown_escaped(tmp_path: Path, run: Command) -> None:
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
     odd.mkdir()
     policy = odd / os.fsdecode(b"\xfe.toml")
@@ -446,20 +415,18 @@ def test_names_that_are_not_utf_8_are_shown_escaped(tmp_path: Path) -> None:
     rows += [{"time": 1, "agent": "a", "action": "go \udfff"}] * 70
     write_log(odd, "\n".join(map(json.dumps, rows)), os.fsdecode(b"\xfd.jsonl"))
     target = odd / os.fsdecode(b"\xfc.html")
-    assert run(str(odd / os.fsdecode(b"\xfd.jsonl")), "--policy", str(policy), "--html", str(target)) == 0
+    run(str(odd / os.fsdecode(b"\xfd.jsonl")), "--policy", str(policy), "--html", str(target)).printed()
     text = Page(target.read_text(encoding="utf-8")).text
     for shown in ("\\udcff/\\udcfd.jsonl", "\\udcfe.toml", "go \\udfff"):
         assert shown in text
 
 
 def test_a_closed_standard_input_harms_only_who_reads_it(
-    log: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    log: str, monkeypatch: pytest.MonkeyPatch, run: Command
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    assert run(log) == 0
-    capsys.readouterr()
-    assert run("-") == 1
-    assert capsys.readouterr().err == "-: can't read the log: standard input is closed\n"
+    run(log).printed()
+    assert run("-").refused() == "-: can't read the log: standard input is closed\n"
 
 
 # As a process of its own ---------------------------------------------------------------------------------------------
