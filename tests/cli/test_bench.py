@@ -1,21 +1,20 @@
 """`headgate bench`, `headgate completion`, the policy as JSON, and what is said where an extra isn't installed."""
 
-import json
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import headgate
-import headgate.limits.decision
+import headgate as package
 from headgate import Policy, RedisStore
 from headgate._version import VERSION
-from headgate.cli import main
-from tests.support.cli import PACKAGES, run
+from headgate.limits import decision
+from tests.support.cli import PACKAGES, Command, run
 from tests.support.ports import nobody
 from tests.support.valkey import PATIENCE, Server
 
@@ -26,29 +25,23 @@ NO_REDIS = r"expected redis-py for a store at a URL, got: No module named 'redis
 BY_ONE = ["Limiter.check, allow", "Limiter.check, deny", "Gate.check, allow", "Gate.check, deny"]
 
 
-def test_bench_measures_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--seconds", "0.01"]) == 0
-    out, err = capsys.readouterr()
-    first, titles, *rows = out.splitlines()
-    assert err == ""
+def test_bench_measures_this_machine(headgate: Command) -> None:
+    first, titles, *rows = headgate("bench", "--seconds", "0.01").printed().splitlines()
     assert first.startswith(f"headgate {VERSION} (")
     assert re.fullmatch(r"1000 keys in turn, memory +ns a check +best +checks a second", titles)
     assert [re.sub(r"( +[\d,]+){3}", "", row) for row in rows] == [*BY_ONE, "Limiter.check, allow, 8 threads together"]
 
 
 def test_bench_measures_a_server_and_leaves_nothing_there_for_ever(
-    redis_server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    redis_server: Server, printed_json: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def patient(url: str, **options: Any) -> RedisStore:
         return RedisStore(url, **options | {"timeout": PATIENCE})
 
     monkeypatch.setattr("headgate.stores.redis.RedisStore", patient)
-    assert main(["bench", "--seconds", "0.01", "--store", redis_server.url, "--json"]) == 0
-    out, err = capsys.readouterr()
-    told = json.loads(out)
-    assert (err, out.count("\n")) == ("", 1)
+    told = printed_json("bench", "--seconds", "0.01", "--store", redis_server.url)
     assert (told["version"], told["store"], told["keys"]) == (VERSION, "server", 100)
-    assert told["compiled"] is not headgate.limits.decision.__file__.endswith(".py")
+    assert told["compiled"] is not decision.__file__.endswith(".py")
     assert told["python"].endswith(".".join(map(str, sys.version_info[:3])))
     assert [one["what"] for one in told["figures"]] == [*BY_ONE, "Limiter.acheck, allow, 1000 at once"]
     for one in told["figures"]:
@@ -62,11 +55,9 @@ def test_bench_measures_a_server_and_leaves_nothing_there_for_ever(
         assert max(left) <= 600
 
 
-def test_bench_without_a_server_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_without_a_server_says_so(headgate: Command) -> None:
     with nobody() as port:
-        assert main(["bench", "--store", f"redis://127.0.0.1:{port}"]) == 1
-    out, err = capsys.readouterr()
-    assert out == ""
+        err = headgate("bench", "--store", f"redis://127.0.0.1:{port}").refused()
     assert err.startswith("store: expected a Redis or Valkey server that answers, got Connection")
 
 
@@ -84,9 +75,8 @@ def test_bench_without_a_server_says_so(capsys: pytest.CaptureFixture[str]) -> N
         ("policy check exam", ["example.toml"]),
     ],
 )
-def test_bash_completes(typed: str, offered: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["completion", "bash"]) == 0
-    (tmp_path / "completion").write_text(capsys.readouterr().out)
+def test_bash_completes(typed: str, offered: list[str], headgate: Command, tmp_path: Path) -> None:
+    (tmp_path / "completion").write_text(headgate("completion", "bash").printed())
     (tmp_path / "example.toml").touch()
     typing = f"""
 source ./completion
@@ -100,34 +90,31 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 
 @pytest.mark.parametrize(("shell", "begins"), [("zsh", "#compdef headgate"), ("tcsh", "# AUTOMATICALLY GENERATED")])
-def test_other_shells_have_a_script_too(shell: str, begins: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", shell]) == 0
-    out = capsys.readouterr().out
+def test_other_shells_have_a_script_too(shell: str, begins: str, headgate: Command) -> None:
+    out = headgate("completion", shell).printed()
     assert out.startswith(begins)
     assert all(word in out for word in ("override", "violations", "bench"))
     assert "admin-token" not in out.replace("admin-token-file", "")
 
 
-def test_a_policy_can_be_read_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_policy_can_be_read_as_json(tmp_path: Path, headgate: Command, printed_json: Callable[..., Any]) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limits]\nws.heavy = "5/minute"\n[agents."a b"]\nws.light = "1/s"\n')
-    assert main(["policy", "check", str(file), "--json"]) == 0
     changes = [
         {"path": "limits.ws.heavy", "value": '"5/minute"', "default": '"10/minute"'},
         {"path": 'agents."a b".ws.light', "value": '"1/second"', "default": ""},
     ]
-    assert json.loads(capsys.readouterr().out) == {"file": str(file), "changes": changes}
-    assert main(["policy", "show", "--json", str(file)]) == 0
-    assert Policy(**json.loads(capsys.readouterr().out)) == Policy.load(file)
+    assert printed_json("policy", "check", str(file)) == {"file": str(file), "changes": changes}
+    assert Policy(**printed_json("policy", "show", str(file))) == Policy.load(file)
     file.write_text("[")
-    assert main(["policy", "check", str(file), "--json"]) == 1
+    headgate("policy", "check", str(file), "--json").refused()
 
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """headgate, and nothing else."""
     folder = tmp_path_factory.mktemp("bare")
-    shutil.copytree(Path(headgate.__file__).parent, folder / "headgate", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(package.__file__).parent, folder / "headgate", ignore=shutil.ignore_patterns("__pycache__"))
     for library in PACKAGES.glob("*__mypyc.*.so"):
         shutil.copy(library, folder)
     return folder

@@ -397,12 +397,15 @@ def test_a_terminal_that_cannot_show_the_picture_gets_lines(rows: int, columns: 
     assert LINE.fullmatch(text.splitlines()[2])
 
 
-def test_policy_check_says_what_a_file_changes(tmp_path: Path) -> None:
-    path = tmp_path / "headgate.toml"
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a policy file goes."""
+    return tmp_path / "headgate.toml"
+
+
+def test_policy_check_says_what_a_file_changes(path: Path, headgate: Command) -> None:
     path.write_text('warn_at = 0.9\n[limits]\nheavy = "5/minute"\n[agents."a b"]\nws.light = ["1/s", "5/m"]\n')
-    result = run("policy", "check", str(path))
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.splitlines() == [
+    assert headgate("policy", "check", str(path)).printed().splitlines() == [
         f"{path}: no mistakes; changes:",
         "  warn_at = 0.9  (default: 0.8)",
         '  limits.ws.heavy = "5/minute"  (default: "10/minute")',
@@ -410,17 +413,15 @@ def test_policy_check_says_what_a_file_changes(tmp_path: Path) -> None:
         '  agents."a b".ws.light = ["1/second", "5/minute"]',
     ]
     path.write_text("")
-    assert run("policy", "check", str(path)).stdout == f"{path}: no mistakes; changes nothing\n"
+    assert headgate("policy", "check", str(path)).printed() == f"{path}: no mistakes; changes nothing\n"
 
 
-def test_policy_check_notes_that_a_rate_of_money_is_no_budget(tmp_path: Path) -> None:
-    path = tmp_path / "headgate.toml"
+def test_policy_check_notes_that_a_rate_of_money_is_no_budget(path: Path, headgate: Command) -> None:
     path.write_text(
         '[accounts.default.team]\nusd = "10/day; 30/calendar day"\ntokens = "5/day"\ntools.web.eur = "2/hour"\n'
         '[accounts.plans.pro]\nusd = "500/month"\n'
     )
-    result = run("policy", "check", str(path))
-    assert (result.returncode, result.stderr) == (
+    assert headgate("policy", "check", str(path))[::2] == (
         0,
         (
             "note: accounts.plans.pro.usd is a rate, which refills all the time and raises no alert; "
@@ -445,16 +446,13 @@ def test_policy_check_notes_that_a_rate_of_money_is_no_budget(tmp_path: Path) ->
     ],
 )
 def test_policy_check_notes_which_levels_are_those_of_agents_and_sessions(
-    tmp_path: Path, levels: str, note: str
+    path: Path, levels: str, note: str, headgate: Command
 ) -> None:
-    path = tmp_path / "headgate.toml"
     path.write_text(f"[accounts]\nlevels = {levels}\n")
-    result = run("policy", "check", str(path))
-    assert (result.returncode, result.stderr) == (0, note)
+    assert headgate("policy", "check", str(path))[::2] == (0, note)
 
 
-def test_policy_check_notes_an_account_that_is_nearly_another(tmp_path: Path) -> None:
-    path = tmp_path / "headgate.toml"
+def test_policy_check_notes_an_account_that_is_nearly_another(path: Path, headgate: Command) -> None:
     path.write_text(
         '[accounts.at."acme/search"]\nusd = "5/calendar day"\n'
         '[agents.a]\naccount = "acme/search"\n[agents.b]\naccount = "acme/billing"\n'
@@ -462,8 +460,7 @@ def test_policy_check_notes_an_account_that_is_nearly_another(tmp_path: Path) ->
         '[accounts.at.customer-01]\nusd = "5/calendar day"\n'
         '[agents.f]\naccount = "customer-10"\n[agents.g]\naccount = "customer-1"\n[agents.h]\naccount = "custome-01"\n'
     )
-    result = run("policy", "check", str(path))
-    assert (result.returncode, result.stderr) == (
+    assert headgate("policy", "check", str(path))[::2] == (
         0,
         (
             "note: agents.\"c d\".account is 'acme/serach', which has no limits of its own; "
@@ -473,27 +470,26 @@ def test_policy_check_notes_an_account_that_is_nearly_another(tmp_path: Path) ->
     )
 
 
-def test_policy_check_lists_all_mistakes(tmp_path: Path) -> None:
-    path = tmp_path / "headgate.toml"
+def test_policy_check_lists_all_mistakes(path: Path, headgate: Command) -> None:
     path.write_text("warn_at = 9\n[limits]\nheavy = 5\n")
-    result = run("policy", "check", str(path))
-    assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr.splitlines() == [
+    assert headgate("policy", "check", str(path)).refused().splitlines() == [
         f"{path}: 2 mistakes",
         "  limits.heavy: expected a limit, its text, or several of either, got 5",
         "  warn_at: expected a number from 0 to 1 with at most three decimals, got 9",
     ]
 
 
-def test_policy_check_covers_the_settings_of_the_hub(tmp_path: Path) -> None:
-    path = tmp_path / "headgate.toml"
+def test_policy_check_covers_the_settings_of_the_hub(
+    path: Path, headgate: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADGATE_PORT", "nonsense")
+    monkeypatch.setenv("HEADGATE_REGISTRATION", "open")
     path.write_text(
         'warn_at = 9\n[hub]\nport = 99999\nregistration = "all"\n'
         'admin_token = "short"\nprot = 1\nrelay_rate_limit = "fast"\n'
     )
-    result = run("policy", "check", str(path), more={"HEADGATE_PORT": "nonsense", "HEADGATE_REGISTRATION": "open"})
-    assert (result.returncode, result.stdout) == (1, "")
-    first, *mistakes = result.stderr.splitlines()
+    err = headgate("policy", "check", str(path)).refused()
+    first, *mistakes = err.splitlines()
     assert first == f"{path}: 6 mistakes"
     assert [one.partition(", got")[0] for one in mistakes[:-1]] == [
         "  warn_at: expected a number from 0 to 1 with at most three decimals",
@@ -503,18 +499,18 @@ def test_policy_check_covers_the_settings_of_the_hub(tmp_path: Path) -> None:
         "  hub.relay_rate_limit: expected messages per second, a number above 0 such as 1.0, or off",
     ]
     assert mistakes[-1].startswith("  hub.prot: expected one of port, host, ")
-    assert "short" not in result.stderr
+    assert "short" not in err
 
 
-def test_policy_check_lists_what_the_settings_of_the_hub_change(tmp_path: Path) -> None:
-    path = tmp_path / "headgate.toml"
+def test_policy_check_lists_what_the_settings_of_the_hub_change(
+    path: Path, headgate: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADGATE_PORT", "1234")
     path.write_text(
         '[hub]\nport = 9000\ntls_key = "key.pem"\nallowed_hosts = ["a.org", "b.org"]\npublic_dashboard = true\n'
         'viewer_token = "a-secret-that-nobody-sees"\nstore = "redis://user:secret@localhost"\n'
     )
-    result = run("policy", "check", str(path), more={"HEADGATE_PORT": "1234"})
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.splitlines() == [
+    assert headgate("policy", "check", str(path)).printed().splitlines() == [
         f"{path}: no mistakes; changes:",
         "  hub.port = 9000  (default: 8080)",
         "  hub.store = (not shown)",
@@ -524,21 +520,17 @@ def test_policy_check_lists_what_the_settings_of_the_hub_change(tmp_path: Path) 
         '  hub.tls_key = "key.pem"',
     ]
     path.write_text("hub = 5\n")
-    result = run("policy", "check", str(path))
-    assert result.stderr.splitlines() == [f"{path}: 1 mistake", "  hub: expected a table, got 5"]
-    assert run("policy", "check", str(tmp_path / "none")).stderr.splitlines() == [
-        f"{tmp_path / 'none'}: 1 mistake",
+    assert headgate("policy", "check", str(path)).refused() == f"{path}: 1 mistake\n  hub: expected a table, got 5\n"
+    assert headgate("policy", "check", "none").refused().splitlines() == [
+        "none: 1 mistake",
         "  expected a readable file, got: No such file or directory",
     ]
 
 
-def test_policy_show_prints_a_file_that_comes_to_the_same(tmp_path: Path) -> None:
-    path = tmp_path / "headgate.toml"
+def test_policy_show_prints_a_file_that_comes_to_the_same(path: Path, headgate: Command) -> None:
     path.write_text('exempt = ["vip"]\n')
     for arguments, policy in (([], Policy()), ([str(path)], Policy(exempt=["vip"]))):
-        result = run("policy", "show", *arguments)
-        assert (result.returncode, result.stderr) == (0, "")
-        again = tmp_path / "again.toml"
-        again.write_text(result.stdout)
+        again = path.with_name("again.toml")
+        again.write_text(headgate("policy", "show", *arguments).printed())
         assert Policy.load(again) == policy
-    assert run("policy", "show", str(tmp_path / "none")).returncode == 1
+    headgate("policy", "show", "none").refused()

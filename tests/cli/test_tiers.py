@@ -1,6 +1,5 @@
 """Commands with tiers that the policy adds."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 
 from headgate import Policy
-from headgate.cli import main
 from tests.support.cli import Command, StartHub
 from tests.support.valkey import Server
 
@@ -72,21 +70,17 @@ def test_overrides_of_a_tier_of_the_policy(
         assert f"ws: expected one of {TIERS}, got 'haevy'" in err
 
 
-def test_policy_check_and_show_know_the_tiers(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["policy", "check", str(file)]) == 0
-    out = capsys.readouterr().out
+def test_policy_check_and_show_know_the_tiers(file: Path, headgate: Command, printed_json: Callable[..., Any]) -> None:
+    out = headgate("policy", "check", str(file)).printed()
     assert '  tiers = ["bulk"]  (default: [])\n' in out
     assert '  limits.http.bulk = "2/minute"\n' in out
-    assert main(["policy", "show", str(file)]) == 0
     shown = file.with_name("shown.toml")
-    shown.write_text(capsys.readouterr().out, encoding="utf-8")
+    shown.write_text(headgate("policy", "show", str(file)).printed(), encoding="utf-8")
     assert Policy.load(shown) == Policy.load(file) == BULK
-    assert main(["policy", "show", str(file), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["tiers"] == ["bulk"]
+    assert printed_json("policy", "show", str(file))["tiers"] == ["bulk"]
 
 
-def test_policy_check_reports_a_misspelled_tier(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_policy_check_reports_a_misspelled_tier(file: Path, headgate: Command) -> None:
     file.write_text(FILE.replace("[limits]", '[limits]\nhaevy = "5/minute"'), encoding="utf-8")
-    assert main(["policy", "check", str(file)]) == 1
     mistake = "limits.haevy: expected one of heavy, light, normal, bulk, ws, http (did you mean heavy?)"
-    assert capsys.readouterr().err == f"{file}: 1 mistake\n  {mistake}\n"
+    assert headgate("policy", "check", str(file)).refused() == f"{file}: 1 mistake\n  {mistake}\n"
