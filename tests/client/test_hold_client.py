@@ -12,6 +12,7 @@ import pytest
 
 from headgate import HoldError, InvalidInput, ManualClock, Policy, UnknownHold
 from headgate.client import HoldClient, HoldDenied, HubUnavailable, Refused, SyncHoldClient
+from headgate.flow import Flow, adrive, drive
 from headgate.gate.accounts import Bound
 from tests.support.hub import ADMIN, Running, running
 from tests.support.valkey import PATIENCE, wait_for
@@ -65,32 +66,23 @@ class LossyTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
         self.seen: list[str] = []
         self._sync, self._async = httpx.HTTPTransport(), httpx.AsyncHTTPTransport()
 
-    def _before(self, request: httpx.Request) -> str | int:
+    def _flow(self, request: httpx.Request) -> Flow[httpx.Request, httpx.Response]:
         self.seen.append(f"{request.method} {request.url.path.rpartition('/')[2]}")
         fault = self.script.pop(0) if self.script else ""
         if fault == "request":
             raise httpx.ConnectError("refused")
-        return fault
-
-    def _after(self, fault: str | int) -> None:
+        if isinstance(fault, int):
+            return httpx.Response(fault, json={"error": "unavailable", "detail": "away"}, headers={"retry-after": "2"})
+        response: httpx.Response = yield request
         if fault == "answer":
             raise httpx.ReadError("reset")
+        return response
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        fault = self._before(request)
-        if isinstance(fault, int):
-            return httpx.Response(fault, json={"error": "unavailable", "detail": "away"}, headers={"retry-after": "2"})
-        response = self._sync.handle_request(request)
-        self._after(fault)
-        return response
+        return drive(self._flow(request), self._sync.handle_request)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        fault = self._before(request)
-        if isinstance(fault, int):
-            return httpx.Response(fault, json={"error": "unavailable", "detail": "away"}, headers={"retry-after": "2"})
-        response = await self._async.handle_async_request(request)
-        self._after(fault)
-        return response
+        return await adrive(self._flow(request), self._async.handle_async_request)
 
     def close(self) -> None:
         self._sync.close()
