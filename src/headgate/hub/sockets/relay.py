@@ -77,7 +77,7 @@ class Relay:
         gate: Gate,
         authentication: Authentication,
         denials: DenialLog,
-        flood_counter: FloodCounter | None = None,
+        flood_counter: FloodCounter,
         largest: int = 65_536,
         most_connections: int = 20,
         identify_within: float = 10.0,
@@ -88,7 +88,7 @@ class Relay:
         self._gate: Final = gate
         self._authentication: Final = authentication
         self._denials: Final = denials
-        self._flood_counter: Final = FloodCounter() if flood_counter is None else flood_counter
+        self._flood_counter: Final = flood_counter
         self._largest: Final = largest
         self._most_connections: Final = most_connections
         self._identify_within: Final = identify_within
@@ -123,7 +123,9 @@ class Relay:
                     elif await self._identify(peer, frame):
                         deadline.cancel()
                 except _Invalid as error:
-                    await self._refuse(peer, error)
+                    await _send(peer, _error(error.code, str(error)), error.answered)
+                    if peer.flood.invalid():
+                        await socket.close(POLICY_VIOLATION, f"{MAX_INVALID} invalid envelopes within a minute")
         finally:
             deadline.cancel()
             peer.flood.disconnected()
@@ -197,7 +199,10 @@ class Relay:
             await _send(peer, _error("unavailable", as_request_error(away).detail), envelope.id)
             return False
         if isinstance(verified, Decision):
-            await _refuse_token(peer, verified, envelope.id)
+            if verified:
+                await _send(peer, _error("unauthorized", "the token doesn't belong to the address"), envelope.id)
+            else:
+                await _deny(peer, verified, envelope.id, "too many failed attempts from your network address")
             return False
         if peer.socket.closed:
             return False
@@ -284,12 +289,6 @@ class Relay:
         except _Invalid:
             return ""
 
-    async def _refuse(self, peer: "_Peer", error: "_Invalid") -> None:
-        """Answer an invalid envelope, and close the connection after too many of them."""
-        await _send(peer, _error(error.code, str(error)), error.answered)
-        if peer.flood.invalid():
-            await peer.socket.close(POLICY_VIOLATION, f"{MAX_INVALID} invalid envelopes within a minute")
-
 
 class _Peer:
     """The other end of a socket."""
@@ -307,13 +306,6 @@ class _Invalid(Exception):
         self.answered: Final = answered
         self.code: Final = code
         super().__init__(detail)
-
-
-async def _refuse_token(peer: _Peer, decision: Decision, answered: str) -> None:
-    if decision:
-        await _send(peer, _error("unauthorized", "the token doesn't belong to the address"), answered)
-    else:
-        await _deny(peer, decision, answered, "too many failed attempts from your network address")
 
 
 def _error(code: str, detail: str) -> wire.Envelope:
