@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headgate import Gate
 from headgate.errors import InvalidInput
 from headgate.hub.agents.names import check_new_name
 from headgate.hub.agents.registry import DatabaseAgents, Registry
@@ -145,7 +146,7 @@ def test_an_agent_that_was_registered_before_keeps_its_name(name: str, tmp_path:
         database = Database(tmp_path / "hub.db")
         agents = DatabaseAgents(database)
         await agents.add(name, digest_of("its token"), 0.0, None)
-        registry = Registry(agents)
+        registry = Registry(agents, Gate())
         assert await registry.verify(name, "its token")
         token = await registry.rotate(name)
         assert await registry.owner(token) == name

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headgate import Gate
 from headgate.hub.agents.registry import DatabaseAgents, Registry
 from headgate.hub.errors import RequestError
 from headgate.hub.storage.database import Database
@@ -20,7 +21,7 @@ from tests.support.valkey import PATIENCE
 @asynccontextmanager
 async def in_redis(url: str, prefix: str, timeout: float = PATIENCE, **options: Any) -> AsyncIterator[Registry]:
     clients = Clients(url, timeout)
-    registry = Registry(RedisAgents(clients, RedisGeneration(clients, prefix)), **options)
+    registry = Registry(RedisAgents(clients, RedisGeneration(clients, prefix)), Gate(), **options)
     await registry.start()
     try:
         yield registry
@@ -32,7 +33,7 @@ async def in_redis(url: str, prefix: str, timeout: float = PATIENCE, **options: 
 @asynccontextmanager
 async def in_database(path: Path, **options: Any) -> AsyncIterator[Registry]:
     database = Database(path)
-    registry = Registry(DatabaseAgents(database), **options)
+    registry = Registry(DatabaseAgents(database), Gate(), **options)
     await registry.start()
     try:
         yield registry

@@ -223,7 +223,7 @@ class Hub:
         agents = store.agents() if isinstance(store, HubStore) else DatabaseAgents(database)
         reserved = self.router.reserved("agent")
         registry = self.registry = Registry(
-            agents, mode=settings.registration, most=settings.max_agents, reserved=reserved, gate=gate
+            agents, gate, mode=settings.registration, most=settings.max_agents, reserved=reserved
         )
         operators = self.operators = Operators(tokens, registry, gate)
         authentication = Authentication(gate)

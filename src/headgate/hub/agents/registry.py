@@ -69,17 +69,17 @@ class Registry:
     def __init__(
         self,
         store: AgentDirectory,
+        gate: Gate,
         *,
         mode: str = "open",
         most: int | None = None,
         reserved: frozenset[str] = frozenset(),
-        gate: Gate | None = None,
     ) -> None:
         self._store: Final = store  # to be asked by way of `_agents`
+        self._gate: Final = gate
         self._most: Final = most
         self._mode: Final = mode
         self._reserved: Final = reserved
-        self._gate: Final = gate
         self._listeners: Final[list[Callable[[str], None]]] = []
         self._background: Final = BackgroundTasks()
         self._reading: asyncio.Task[None] | None = None  # of the changes, for all who wait for them
@@ -96,7 +96,7 @@ class Registry:
 
     async def _agents(self) -> AgentDirectory:
         """The store, once the gate has read its changes."""
-        if self._gate is not None and not self._gate.changes_read:
+        if not self._gate.changes_read:
             if self._reading is None or self._reading.done():
                 self._reading = self._background.spawn(self._gate.aread_changes())
             await asyncio.shield(self._reading)
@@ -116,7 +116,7 @@ class Registry:
         name = self._new_name(agent)
         code = None if by_admin else self._check_invitation(invitation)
         agents = await self._agents()
-        if not by_admin and self._gate is not None and self._gate.role_of(name):
+        if not by_admin and self._gate.role_of(name):
             raise _taken(name)
         if invitation is not None and not by_admin:
             digest = digest_of(invitation[: LONGEST_TOKEN + 1])
@@ -142,19 +142,18 @@ class Registry:
 
     def check_grant(self, grant: Grant) -> None:
         """Refuse an account or a plan that can't be one."""
-        if self._gate is not None:
-            accounts = self._gate.effective.accounts
-            if grant.account is not None:
-                accounts.check_account("account", grant.account)
-            if grant.plan is not None:
-                accounts.check_plan("plan", grant.plan)
+        accounts = self._gate.effective.accounts
+        if grant.account is not None:
+            accounts.check_account("account", grant.account)
+        if grant.plan is not None:
+            accounts.check_plan("plan", grant.plan)
 
     async def _give(self, agent: str, grant: Grant) -> None:
         """Let a new agent, whose token nobody knows yet, belong to its account."""
         edits = [] if grant.account is None else [changes.agent_account(agent, grant.account)]
         if grant.plan is not None:
             edits.append(changes.agent_plan(agent, grant.plan))
-        if self._gate is None or not edits:
+        if not edits:
             return
         try:
             await self._gate.achange(edits, by=grant.by)
@@ -186,7 +185,9 @@ class Registry:
     async def _replace(self, agent: str, digest: bytes | None, token: str | None) -> ReplaceOutcome:
         known = None if token is None else digest_of(token)
         agents = await self._agents()
-        outcome = await self._background.finish(agents.replace(_known_name(agent), digest, known))
+        if not _is_name(agent):
+            raise _unknown(agent)
+        outcome = await self._background.finish(agents.replace(agent, digest, known))
         if outcome == "unknown":
             raise _unknown(agent)
         if outcome == "other":
@@ -350,21 +351,17 @@ class DatabaseAgents:
 
     async def find(self, agent: str) -> tuple[str, float, bool] | None:
         query = "SELECT agent, at, digest IS NULL FROM agents WHERE agent = ?"
-
-        def work(db: sqlite3.Connection) -> _ListedAgent | None:
-            rows = db.execute(query, (agent,))
-            return next(self._database.rows.read("agents", rows, _listed_agent, "not listed"), None)
-
-        row = await self._database.run(work)
-        return None if row is None else (row.agent, row.at, bool(row.revoked))
+        return next(iter(await self._list(query, agent, 1)), None)
 
     def forget_verified(self) -> None: ...
 
     async def page(self, after: str, limit: int) -> list[tuple[str, float, bool]]:
         query = "SELECT agent, at, digest IS NULL FROM agents WHERE agent > ? ORDER BY agent"
+        return await self._list(query, after, limit)
 
+    async def _list(self, query: str, agent: str, limit: int) -> list[tuple[str, float, bool]]:
         def work(db: sqlite3.Connection) -> list[_ListedAgent]:
-            rows = db.execute(query, (after,))
+            rows = db.execute(query, (agent,))
             return list(islice(self._database.rows.read("agents", rows, _listed_agent, "not listed"), limit))
 
         return [(agent, at, bool(revoked)) for agent, at, revoked in await self._database.run(work)]
@@ -427,12 +424,6 @@ def _is_name(agent: str) -> bool:
     except InvalidInput:
         return False
     return True
-
-
-def _known_name(agent: str) -> str:
-    if not _is_name(agent):
-        raise _unknown(agent)
-    return agent
 
 
 def _taken(agent: str) -> RequestError:
