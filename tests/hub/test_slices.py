@@ -171,7 +171,7 @@ def test_nothing_is_read_from_a_peer_that_does_not_read(monkeypatch: pytest.Monk
         connection.settimeout(0.2)
         with pytest.raises(TimeoutError):  # the kernel takes no more
             connection.sendall(LARGE_PING * 1_000_000)
-        assert hub.call(it.get_write_buffer_size) < 2 * it.get_write_buffer_limits()[1]
+        assert hub.call(it.get_write_buffer_size) < 2 * it._transport.get_write_buffer_limits()[1]
         with hub.agent("good") as wire:
             assert wire.ask("ping") == {"type": "pong"}
 
@@ -240,7 +240,7 @@ def test_at_most_one_pipelined_request_waits() -> None:
     depths = []
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
-        depths.append(len(scope["state"]["connection"].get_protocol().pipeline))
+        depths.append(len(scope["state"]["connection"]._inner.pipeline))
         await asyncio.sleep(0)
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body", "body": b""})

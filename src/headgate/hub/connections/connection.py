@@ -103,7 +103,8 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         self._transport: asyncio.Transport
         self._below_tls: asyncio.Transport | None = None
         self._handshake: asyncio.Task[None] | None = None
-        self._lost: Final = asyncio.Event()
+        self.lost: Final = asyncio.Event()
+        """Set at the end."""
         self._open = False  # whether uvicorn's protocol knows of it
         self.address: AddressConnections | None = None
         """The connections of its address; None where that isn't counted."""
@@ -180,7 +181,7 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         self._guard.release(self)
         self._closing = True
         self._data = b""
-        self._lost.set()
+        self.lost.set()
         if self._open:
             self._open = False
             self._inner.connection_lost(exc)
@@ -345,9 +346,6 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         if self._data or self._socket_paused:
             self._schedule_next()
 
-    def is_reading(self) -> bool:
-        return not self._paused and not self._closing
-
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Become a WebSocket, whose handshake the new protocol has been given.
 
@@ -357,9 +355,6 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         self._inner, self._meter, self._paused = protocol, FrameMeter(), True
         self._lane = self._guard.websocket_lane
         self._loop.call_soon(self._check_handshake)
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        return self._inner
 
     def _check_handshake(self) -> None:
         """Refuse a handshake that uvicorn neither passes to the application nor answers: it can't parse it."""
@@ -426,15 +421,6 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
         below = 0 if self._below_tls is None else self._below_tls.get_write_buffer_size()
         return self._transport.get_write_buffer_size() + below
 
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        return self._transport.get_write_buffer_limits()
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self._transport.set_write_buffer_limits(high, low)
-
-    def can_write_eof(self) -> bool:
-        return False
-
     # The application -------------------------------------------------------------------------------------------------
 
     def begin_request(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
@@ -458,10 +444,6 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
     def _update_sent(self) -> None:
         if not self._transport.is_closing():  # from then on its buffer may be empty because it was dropped
             self._sent = self.written - self.get_write_buffer_size()
-
-    async def wait_lost(self) -> None:
-        """Wait for the end of the connection."""
-        await self._lost.wait()
 
     def expect_close(self) -> None:
         """The application closes a WebSocket: the peer has a short time to read that and to answer."""

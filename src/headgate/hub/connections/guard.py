@@ -74,7 +74,6 @@ class ConnectionGuard:
         self._sweeps: Final[list[set[GuardedConnection]]] = [set() for _ in range(_SWEEPS)]
         self._next_sweep = 0
         self._made = 0
-        self._count = 0
         self._sweeping = False
         self._addresses: Final[dict[str, AddressConnections]] = {}
         self._idle: Final[dict[GuardedConnection, None]] = {}  # oldest first
@@ -82,7 +81,7 @@ class ConnectionGuard:
         logging.getLogger("uvicorn.error").addFilter(_is_own_error)
 
     def __len__(self) -> int:
-        return self._count
+        return sum(map(len, self._sweeps))
 
     # Connections -----------------------------------------------------------------------------------------------------
 
@@ -116,7 +115,7 @@ class ConnectionGuard:
                 "max_connections_per_address"
             )
             self._admit_spare(connection, (429, detail))
-        elif self._count - len(self._spare) >= self._most and not self._drop_oldest(self._idle):
+        elif len(self) - len(self._spare) >= self._most and not self._drop_oldest(self._idle):
             detail = (
                 f"expected at most {self._most} connections to the hub; try again later, or raise max_connections "
                 "or max_http_connections"
@@ -127,7 +126,6 @@ class ConnectionGuard:
                 connection.address = self._addresses.setdefault(key, AddressConnections(key))
                 connection.address.count += 1
             self._mark_idle(connection)
-        self._count += 1
         self._sweeps[connection.sweep].add(connection)
 
     def _key(self, peer: object) -> str | None:
@@ -162,7 +160,6 @@ class ConnectionGuard:
         if connection not in self._sweeps[connection.sweep]:
             return
         self._sweeps[connection.sweep].discard(connection)
-        self._count -= 1
         self._unmark_idle(connection)
         self._spare.pop(connection, None)
         address = connection.address
@@ -233,7 +230,7 @@ class ConnectionGuard:
         """Look at a part of the connections, in turns."""
         self.now = loop.time()
         self._next_sweep = (self._next_sweep + 1) % _SWEEPS
-        self._sweeping = self._count > 0
+        self._sweeping = len(self) > 0
         if self._sweeping:
             loop.call_later(1 / _SWEEPS, self._sweep, loop)
         for connection in list(self._sweeps[self._next_sweep]):
@@ -256,7 +253,7 @@ class ConnectionGuard:
             else:
                 await self._app(scope, receive, send)
             if connection.refused or (scope["type"] == "websocket" and connection.is_closing()):
-                await connection.wait_lost()  # otherwise uvicorn misses the end of the handshake, and logs an error
+                await connection.lost.wait()  # otherwise uvicorn misses the end of the handshake, and logs an error
         finally:
             connection.end_request()
             if connection.idle and not connection.is_closing() and connection.refusal is None:
