@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 from headgate.errors import refuse
 from headgate.gate import Gate
 from headgate.gate.account_settings import limit_settings
-from headgate.gate.account_status import AccountStatus, LimitStatus
+from headgate.gate.account_status import AccountStatus
 from headgate.gate.accounts import (
     AccountLimit,
     Accounts,
@@ -260,12 +260,11 @@ def _summary(gate: Gate, status: AccountStatus, agents: dict[str, int]) -> Accou
     def source(key: LimitKey) -> str:
         return "account" if key in limited else "plan" if key in planned else "level"
 
-    limits = [_limit_status(one, source((one.resource, one.tool))) for one in status.limits]
+    limits = [
+        AccountLimitStatus(**asdict(limit_entry(one)), source=source((one.resource, one.tool)), used=one.used)
+        for one in status.limits
+    ]
     return AccountSummary(status.path, status.level, status.plan, agents.get(status.path, 0), limits)
-
-
-def _limit_status(one: LimitStatus, source: str) -> AccountLimitStatus:
-    return AccountLimitStatus(**asdict(limit_entry(one)), source=source, used=one.used)
 
 
 # Limits in a body -----------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import asdict
 
 from headgate.errors import HoldError, StoreError, refuse
 from headgate.gate import Gate
@@ -195,13 +196,8 @@ def cost_texts(costs: Mapping[str, Decimal]) -> dict[str, str]:
 
 def _answer(hold: AccountHold) -> HoldDetail:
     decision, bound = hold.decision, None if hold.bound is None else HoldBound(*hold.bound)
-    return HoldDetail(*_entry(hold), decision.outcome.value, bound, decision.degraded)
-
-
-def _entry(hold: AccountHold | AccountHoldSummary) -> tuple[str, str, str, str, str, str, dict[str, str], float]:
-    """The fields of a `HoldEntry`."""
-    who = hold.id, hold.agent, hold.account, hold.session, hold.tool, hold.state
-    return *who, cost_texts(hold.costs), hold.lease_left
+    fields = asdict(hold_entry(hold))
+    return HoldDetail(**fields, outcome=decision.outcome.value, bound=bound, degraded=decision.degraded)
 
 
 def _denial(gate: Gate, hold: AccountHold, decision: Decision) -> ApiResponse:
@@ -220,8 +216,9 @@ def limit_entry(status: LimitStatus) -> LimitEntry:
     return LimitEntry(status.resource, status.tool, status.limit, amount, spent, held, left, status.resets_after)
 
 
-def hold_entry(hold: AccountHoldSummary) -> HoldEntry:
-    return HoldEntry(*_entry(hold))
+def hold_entry(hold: AccountHold | AccountHoldSummary) -> HoldEntry:
+    who = hold.id, hold.agent, hold.account, hold.session, hold.tool, hold.state
+    return HoldEntry(*who, cost_texts(hold.costs), hold.lease_left)
 
 
 # Handlers -------------------------------------------------------------------------------------------------------------

@@ -45,10 +45,8 @@ class Metrics(Struct):
 
 async def _health(_call: Call, health: Health, presence: Presence) -> HealthStatus:
     problems = health.problems
-    status: Literal["ok", "degraded", "stopping"] = "degraded" if problems else "ok"
-    if health.stopping:
-        status = "stopping"
     store = "ok" if health.store == "memory" else health.store
+    status: Literal["ok", "degraded", "stopping"] = "stopping" if health.stopping else "degraded" if problems else "ok"
     return HealthStatus(status, store, health.disk, problems, VERSION, len(presence.sockets))
 
 

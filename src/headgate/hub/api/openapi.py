@@ -28,10 +28,9 @@ def document(router: Router) -> dict[str, Any]:
     """The OpenAPI 3.1 document of all routes."""
     bodies = [kind for route in router.routes for kind in (route.body, route.denial) if kind is not None]
     kinds = [*bodies, *(route.answer for route in router.routes), *(route.query for route in router.routes)]
-    found, parts = msgspec.json.schema_components(
-        [*kinds, ErrorBody, DeniedBody], ref_template="#/components/schemas/{name}"
-    )
-    schemas = list(zip([*kinds, ErrorBody, DeniedBody], found, strict=True))
+    kinds += [ErrorBody, DeniedBody]
+    found, parts = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    schemas = list(zip(kinds, found, strict=True))
     paths: dict[str, Any] = {}
     for route in router.routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas, parts)
@@ -57,15 +56,13 @@ def _operation(route: Route, schemas: list[tuple[Any, dict[str, Any]]], parts: d
         "parameters": [_in_path(name) for name in route.parts] + _in_query(schema(route.query), parts),
         "responses": {str(route.status): _response("done", schema(route.answer), route.media)},
     }
+    denied = _response("too many requests", schema(route.denial or DeniedBody), PROBLEM_JSON)
     if route.who is not Who.PROBE:
         retry_after = {"schema": {"type": "integer"}, "description": "seconds to wait"}
-        denied = _response("too many requests", schema(route.denial or DeniedBody), PROBLEM_JSON)
         operation["responses"]["429"] = {**denied, "headers": {"Retry-After": retry_after}}
     for status, about in _PROBLEMS.items():
         operation["responses"][str(status)] = _response(about, schema(ErrorBody))
-    operation["responses"]["503"]["content"] |= _response("", schema(route.denial or DeniedBody), PROBLEM_JSON)[
-        "content"
-    ]
+    operation["responses"]["503"]["content"] |= denied["content"]
     if route.body is not None:
         content = {"application/json": {"schema": schema(route.body)}}
         operation["requestBody"] = {"required": route.body_required, "content": content}
