@@ -35,8 +35,9 @@ class RelayHub:
         self.gate = Gate(store=self.store)
         self.tokens = {agent: agent[::-1] for agent in ("alice", "bob", "carol")}
         self.denials = DenialLog(self.clock)
-        options = {"gate": self.gate, "authentication": Authentication(self.gate), "verify": self.verify, **options}
-        options["denials"] = self.denials
+        self.revocations = 0
+        options = {"gate": self.gate, "authentication": Authentication(self.gate), **options}
+        options |= {"registry": self, "denials": self.denials}
         self.limiter = relay_limiter(rate, burst, self.store)
         self.flood_counter = FloodCounter()
         self.relay = Relay(
@@ -49,6 +50,12 @@ class RelayHub:
 
     async def verify(self, address: str, token: str) -> bool:
         return self.tokens.get(address) == token
+
+    def revoke(self, agent: str) -> None:
+        """Let an agent's token be invalid from now on, for the relay too."""
+        self.tokens.pop(agent, None)
+        self.revocations += 1
+        self.relay.drop(agent)
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         socket = Socket(receive, send, scope["client"][0], self._room)

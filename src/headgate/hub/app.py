@@ -255,7 +255,7 @@ class Hub:
         )
         relay = self.relay = Relay(
             relay_limiter(settings.relay_rate_limit, settings.relay_rate_burst, store),
-            registry.verify,
+            registry,
             clock,
             gate=gate,
             authentication=authentication,

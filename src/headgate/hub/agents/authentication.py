@@ -69,16 +69,16 @@ class Authentication:
         return found
 
     async def attempt_socket(
-        self, address: str, token: str, look_up: Callable[[], Awaitable[T | None]], drops: Callable[[], int]
+        self, address: str, token: str, look_up: Callable[[], Awaitable[T | None]], changes: Callable[[], int]
     ) -> T | Decision:
-        """`attempt` for a socket that is to be kept: again if sockets were dropped meanwhile, as `drops` counts them.
+        """`attempt` for a socket that is to be kept: again if rights have ended meanwhile, as `changes` counts it.
 
         Then the token may have been revoked after it was looked up, and before its socket could be dropped.
         """
         while True:
-            before = drops()
+            before = changes()
             found = await self.attempt(address, token, look_up)
-            if isinstance(found, Decision) or before == drops():
+            if isinstance(found, Decision) or before == changes():
                 return found
 
     def _remember(self, digest: bytes, address: str) -> None:

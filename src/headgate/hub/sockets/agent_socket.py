@@ -103,7 +103,6 @@ class AgentSockets:
         self._max_frame: Final = settings.max_frame
         self._log: Final = ConnectionLog(clock)
         self._identified: Final[set[_AgentConnection]] = set()
-        self._drops = 0
 
     async def serve(self, socket: Socket) -> None:
         """Serve an accepted socket until it is closed."""
@@ -123,7 +122,6 @@ class AgentSockets:
 
     def drop(self, agent: str) -> None:
         """Close the sockets of an agent whose token is no longer valid."""
-        self._drops += 1
         for socket in self._presence.sockets_of(agent):
             socket.close_revoked()
 
@@ -133,7 +131,6 @@ class AgentSockets:
 
     async def drop_all(self, within: float) -> bool:
         """Close the sockets of all agents, none of whose tokens is valid any more; whether all left within seconds."""
-        self._drops += 1
         connections = list(self._identified)
         for connection in connections:
             connection.socket.close_revoked()
@@ -215,11 +212,12 @@ class AgentSockets:
 
     async def _attempt(self, address: str, agent: str, token: str) -> Decision | None:
         """None if an agent's token is valid now; otherwise the address's decision."""
+        registry = self._registry
 
         async def look_up() -> Literal[True] | None:
-            return True if await self._registry.verify(agent, token) else None
+            return True if await registry.verify(agent, token) else None
 
-        found = await self._authentication.attempt_socket(address, token, look_up, lambda: self._drops)
+        found = await self._authentication.attempt_socket(address, token, look_up, lambda: registry.revocations)
         return None if found is True else found
 
     # Every frame -----------------------------------------------------------------------------------------------------

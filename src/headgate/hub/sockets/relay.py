@@ -7,7 +7,7 @@ proto/headgate/v1/envelope.proto.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -17,6 +17,7 @@ from headgate.gate import Gate
 from headgate.gate.policy import check_agent
 from headgate.http import wait_ms
 from headgate.hub.agents.authentication import Authentication
+from headgate.hub.agents.registry import Registry
 from headgate.hub.errors import BLOCKED_BY_OPERATOR, as_request_error
 from headgate.hub.monitoring.denials import DenialLog
 from headgate.hub.settings import RELAY_BURST, RELAY_RATE, SettingParser, variable
@@ -63,15 +64,15 @@ class Relay:
     """Routes envelopes between the sockets that it serves, in one event loop.
 
     `gate` says who is blocked. `limiter` counts by address; without one everything else passes. `denials` records what
-    is denied. `verify` says whether a token belongs to an address, or raises `StoreAway`. `authentication` limits wrong
-    ones by network address. An envelope has at most `largest` bytes, an address `most_connections`, and a connection
+    is denied. `registry` says whether a token belongs to an address. `authentication` limits wrong ones by network
+    address. An envelope has at most `largest` bytes, an address `most_connections`, and a connection
     `identify_within` seconds of the clock to prove its address.
     """
 
     def __init__(
         self,
         limiter: Limiter | None,
-        verify: Callable[[str, str], Awaitable[bool]],
+        registry: Registry,
         clock: Clock,
         *,
         gate: Gate,
@@ -83,7 +84,7 @@ class Relay:
         identify_within: float = 10.0,
     ) -> None:
         self._limiter: Final = limiter
-        self._verify: Final = verify
+        self._registry: Final = registry
         self._clock: Final = clock
         self._gate: Final = gate
         self._authentication: Final = authentication
@@ -97,7 +98,6 @@ class Relay:
         self._open: Final[set[Socket]] = set()
         self._by_address: Final[dict[str, set[Socket]]] = {}
         self._fan_out: Final = FanOut()
-        self._drops = 0
         self._retry_after_ms: Callable[[], int] | None = None  # once the hub stops
 
     @property
@@ -137,7 +137,6 @@ class Relay:
 
     def drop(self, agent: str) -> None:
         """Close the connections of an agent whose token is no longer valid."""
-        self._drops += 1
         for socket in self._by_address.get(agent, ()):
             socket.close_revoked()
 
@@ -147,7 +146,6 @@ class Relay:
 
     def drop_all(self) -> None:
         """Close the connections of all agents: none of their tokens is valid any more."""
-        self._drops += 1
         for agent in list(self._by_address):
             self.drop(agent)
 
@@ -222,9 +220,9 @@ class Relay:
         """True if the token belongs to the address now; otherwise the decision on the network address."""
 
         async def look_up() -> bool | None:
-            return await self._verify(address, token) or None
+            return await self._registry.verify(address, token) or None
 
-        return await self._authentication.attempt_socket(network, token, look_up, lambda: self._drops)
+        return await self._authentication.attempt_socket(network, token, look_up, lambda: self._registry.revocations)
 
     # Envelopes -------------------------------------------------------------------------------------------------------
 
