@@ -834,6 +834,7 @@ def test_a_request_of_the_last_owner_is_not_carried_out_in_the_name_of_the_next(
 
 def test_there_is_nothing_to_accept_unless_the_store_is_lost(server: Server, tmp_path: Path) -> None:
     with hub_on(server, tmp_path) as hub, hub.agent("planner") as planner:
+        wait_for(lambda: hub.hub.store_guard._saved[1].agents == 1, "the probe")
         before = hub.hub.store_guard._saved
         assert accept(hub, "drop") == (200, {"accepted": False, "store": "ok", "problems": []})
         assert planner.ask("ping")["type"] == "pong"
