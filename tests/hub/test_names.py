@@ -1,7 +1,6 @@
 # ruff: noqa: RUF001 - lookalikes are the subject
 """The names of new agents: what operators read is what was registered, and no name passes for another."""
 
-import asyncio
 import re
 import unicodedata
 from ast import literal_eval
@@ -141,16 +140,13 @@ def test_a_good_name_is_normal_and_any_other_is_refused_without_a_crash(name: st
 
 
 @pytest.mark.parametrize("name", ["pl\u0430nner", " planner ", "🙂"])
-def test_an_agent_that_was_registered_before_keeps_its_name(name: str, tmp_path: Path) -> None:
-    async def walk() -> None:
-        database = Database(tmp_path / "hub.db")
-        agents = DatabaseAgents(database)
-        await agents.add(name, digest_of("its token"), 0.0, None)
-        registry = Registry(agents, Gate())
-        assert await registry.verify(name, "its token")
-        token = await registry.rotate(name)
-        assert await registry.owner(token) == name
-        assert [one.agent for one in await registry.agents()] == [name]
-        database.close()
-
-    asyncio.run(walk())
+async def test_an_agent_that_was_registered_before_keeps_its_name(name: str, tmp_path: Path) -> None:
+    database = Database(tmp_path / "hub.db")
+    agents = DatabaseAgents(database)
+    await agents.add(name, digest_of("its token"), 0.0, None)
+    registry = Registry(agents, Gate())
+    assert await registry.verify(name, "its token")
+    token = await registry.rotate(name)
+    assert await registry.owner(token) == name
+    assert [one.agent for one in await registry.agents()] == [name]
+    database.close()
