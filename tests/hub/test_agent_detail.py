@@ -9,9 +9,8 @@ import pytest
 
 from headgate import Policy
 from headgate.hub.monitoring.address_log import MAX_ADDRESSES
-from headgate.proto import envelope_pb2 as wire
 from headgate.stores.base import MAX_ALERTS
-from tests.support.agent_connections import BEHIND_A_PROXY
+from tests.support.agent_connections import BEHIND_A_PROXY, hello
 from tests.support.alerts import advance, offend, settled, shown
 from tests.support.hub import ADMIN, VIEWER, Running, running
 from tests.support.valkey import wait_for
@@ -74,9 +73,7 @@ def test_denied_signals_and_envelopes_are_among_the_denials() -> None:
         signal = {"type": "tick", "entity": "me", "weight": 1, "at": 1.0}
         answers = [planner.ask("session_signal", session="1", signal=signal) for _ in range(3)]
         assert [answer.get("error") for answer in answers[1:]] == ["rate_limited"] * 2, answers
-        hello = wire.Hello(address="planner", token=hub.run(hub.hub.registry.rotate("planner")))
-        relay.socket.send(wire.Envelope(id="1", type=wire.MESSAGE_TYPE_HELLO, hello=hello).SerializeToString())
-        relay.socket.recv()
+        hello(relay, "planner", hub.run(hub.hub.registry.rotate("planner")))
         for _ in range(4):
             relay.socket.send(b"anything")
             relay.socket.recv()

@@ -21,10 +21,9 @@ from headgate.hub.api.routes import ROUTES
 from headgate.hub.api.routing import Route, Who
 from headgate.proto import envelope_pb2 as wire
 from headgate.stores.redis.agents import RedisAgents
-from tests.support.agent_connections import ended, refusal
+from tests.support.agent_connections import ended, hello, refusal
 from tests.support.example_requests import remembered, scene
-from tests.support.hub import ADMIN, VIEWER, AgentConnection, Running, running
-from tests.support.valkey import PATIENCE
+from tests.support.hub import ADMIN, VIEWER, Running, running
 
 MANY = "1000000/minute"
 ROOMY = Policy(
@@ -308,23 +307,13 @@ def test_an_agent_identifies_only_with_its_own_token(hub: Running) -> None:
             assert stranger.ask("identify", agent_id="mine", token=mine)["type"] == "identified"
 
 
-def envelope(socket: AgentConnection, address: str, token: str) -> wire.Envelope:
-    hello = wire.Envelope(
-        id="1", type=wire.MESSAGE_TYPE_HELLO, hello=wire.Hello(address=address, token=token)
-    ).SerializeToString()
-    socket.socket.send(hello)
-    answer = socket.socket.recv(PATIENCE)
-    assert isinstance(answer, bytes)
-    return wire.Envelope.FromString(answer)
-
-
 def test_d1_only_its_own_token_proves_an_address(hub: Running) -> None:
     mine, others = hub.register("sender"), hub.register("other sender")
     for address, token in (("sender", others), ("sender", ADMIN), ("sender", VIEWER), ("none", mine), ("sender", "")):
         with hub.socket("/relay") as stranger:
-            answer = envelope(stranger, address, token)
+            answer = hello(stranger, address, token)
             assert (answer.type, answer.error.code) == (wire.MESSAGE_TYPE_ERROR, "unauthorized")
-            answer = envelope(stranger, "sender", mine)
+            answer = hello(stranger, "sender", mine)
             assert (answer.type, answer.welcome.address) == (wire.MESSAGE_TYPE_WELCOME, "sender")
 
 
@@ -339,7 +328,7 @@ def test_a_replaced_or_revoked_token_closes_its_sockets(hub: Running, how: str) 
         hub.socket("/relay") as third,
         hub.agent(f"stays open: {how}") as bystander,
     ):
-        assert envelope(third, agent, token).type == wire.MESSAGE_TYPE_WELCOME
+        assert hello(third, agent, token).type == wire.MESSAGE_TYPE_WELCOME
         with hub.http(token if " " not in how else ADMIN) as client:
             if how.startswith("admin"):
                 assert client.request("POST" if how == "admin rotates" else "DELETE", path).status_code == 200

@@ -10,10 +10,10 @@ import pytest
 
 from headgate.proto import envelope_pb2 as wire
 from tests.support.admin import LIMITS, changes, ping
-from tests.support.agent_connections import relayed
+from tests.support.agent_connections import ask_relay, relayed
 from tests.support.hub import ADMIN, AgentConnection, Running, running
 from tests.support.hub_fleet import Fleet
-from tests.support.valkey import PATIENCE, wait_for
+from tests.support.valkey import wait_for
 
 BLOCK = "/api/admin/agents/planner/block"
 SIGNAL = {"type": "seen", "entity": "door", "weight": 1, "timestamp": 0}
@@ -31,10 +31,7 @@ def block(admin: httpx.Client, **body: Any) -> dict[str, Any]:
 def say(connection: AgentConnection, to: str = "nobody") -> wire.Envelope:
     """The answer to an envelope, over the relay."""
     data = wire.Data(body=b"hi", content_type="text/plain")
-    connection.socket.send(wire.Envelope(id="1", type=wire.MESSAGE_TYPE_DATA, to=to, data=data).SerializeToString())
-    answer = connection.socket.recv(PATIENCE)
-    assert isinstance(answer, bytes)
-    return wire.Envelope.FromString(answer)
+    return ask_relay(connection, wire.Envelope(id="1", type=wire.MESSAGE_TYPE_DATA, to=to, data=data))
 
 
 @contextmanager

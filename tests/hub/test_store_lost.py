@@ -27,9 +27,9 @@ from headgate.errors import StoreAway, StoreLost
 from headgate.gate.reload import reload_file
 from headgate.hub.api import admin_hub_routes
 from headgate.hub.sockets.frames import Message
-from headgate.proto import envelope_pb2 as wire
+from tests.support.agent_connections import hello
 from tests.support.cluster import steady_cluster
-from tests.support.hub import ADMIN, AgentConnection, Running, running
+from tests.support.hub import ADMIN, Running, running
 from tests.support.valkey import PATIENCE, Server, wait_for
 
 OVERRIDE = "/api/admin/rate-limits/planner"
@@ -60,6 +60,12 @@ def hub_on(server: Server | str, data: Path | None = None, **settings: Any) -> I
         yield hub
 
 
+@pytest.fixture
+def hub(server: Server, tmp_path: Path) -> Iterator[Running]:
+    with hub_on(server, tmp_path) as hub:
+        yield hub
+
+
 def flush(server: Server) -> None:
     with server.client() as client:
         client.flushall()
@@ -73,6 +79,17 @@ def health(hub: Running) -> dict[str, Any]:
 
 def until_store_is(hub: Running, state: str) -> None:
     wait_for(lambda: health(hub)["store"] == state, f"a store that is {state}")
+
+
+def lose_data(server: Server, hub: Running) -> None:
+    """Let a server lose everything, and the hub notice it."""
+    flush(server)
+    until_store_is(hub, "lost")
+
+
+def lose_and_accept(server: Server, hub: Running, agent_data: str = "drop") -> None:
+    lose_data(server, hub)
+    assert accept(hub, agent_data)[0] == 200
 
 
 def register(hub: Running, agent: str) -> tuple[int, str]:
@@ -100,25 +117,24 @@ def accept(hub: Running, agent_data: str) -> tuple[int, dict[str, Any]]:
 # The loss -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_stranger_cannot_take_a_name_right_after_a_flush(server: Server, tmp_path: Path) -> None:
+def test_a_stranger_cannot_take_a_name_right_after_a_flush(server: Server, hub: Running) -> None:
     """No probe has noticed anything yet: the script itself compares the generations."""
-    with hub_on(server, tmp_path) as hub:
-        hub.register("bank")
-        flush(server)
-        assert register(hub, "bank") == (503, "store_lost")
-        with server.client() as client:
-            assert not client.keys("*agents*")
+    hub.register("bank")
+    flush(server)
+    assert register(hub, "bank") == (503, "store_lost")
+    with server.client() as client:
+        assert not client.keys("*agents*")
 
 
-def test_a_token_is_not_called_wrong_right_after_a_flush(server: Server, tmp_path: Path) -> None:
+def test_a_token_is_not_called_wrong_right_after_a_flush(server: Server, hub: Running) -> None:
     """A client would give up a token that is nobody's; this one may be good again after a restore."""
-    with hub_on(server, tmp_path) as hub, hub.http(hub.register("bank")) as bank:
+    with hub.http(hub.register("bank")) as bank:
         flush(server)
         assert bank.get("/api/mailbox").json()["error"] == "store_lost"
 
 
-def test_nothing_of_the_admin_part_is_written_after_a_flush(server: Server, tmp_path: Path) -> None:
-    with hub_on(server, tmp_path) as hub, hub.http(ADMIN) as admin:
+def test_nothing_of_the_admin_part_is_written_after_a_flush(server: Server, hub: Running) -> None:
+    with hub.http(ADMIN) as admin:
         hub.register("bank")
         flush(server)
         calls = [
@@ -139,62 +155,56 @@ def test_nothing_of_the_admin_part_is_written_after_a_flush(server: Server, tmp_
             assert not client.keys("*admin*")
 
 
-def test_health_the_dashboard_and_metrics_tell_of_the_loss(server: Server, tmp_path: Path, logged: list[Any]) -> None:
-    with hub_on(server, tmp_path) as hub:
-        assert (health(hub)["status"], health(hub)["problems"]) == ("ok", [])
-        flush(server)
-        until_store_is(hub, "lost")
-        problem = f"{LOST}: agents can't register, and limits can't be changed"
-        assert (health(hub)["status"], health(hub)["problems"]) == ("degraded", [problem])
-        with hub.http(ADMIN) as admin:
-            assert admin.get("/ready").status_code == 200, "it still decides"
-            summary = admin.get("/api/dashboard/state").json()["summary"]
-            assert (summary["store"], summary["problems"]) == ("lost", [problem])
-            assert admin.get("/api/admin/store").json() == {"store": "lost", "problems": [problem]}
-            assert "headgate_store_lost 1.0" in admin.get("/metrics").text
-        hub.run(hub.hub.store_guard.probe())
-        lines = [line for line in logged if line["event"].startswith("the store is lost")]
-        assert [(line["log_level"], line["reason"]) for line in lines] == [("error", LOST)], "logged once"
+def test_health_the_dashboard_and_metrics_tell_of_the_loss(server: Server, hub: Running, logged: list[Any]) -> None:
+    assert (health(hub)["status"], health(hub)["problems"]) == ("ok", [])
+    lose_data(server, hub)
+    problem = f"{LOST}: agents can't register, and limits can't be changed"
+    assert (health(hub)["status"], health(hub)["problems"]) == ("degraded", [problem])
+    with hub.http(ADMIN) as admin:
+        assert admin.get("/ready").status_code == 200, "it still decides"
+        summary = admin.get("/api/dashboard/state").json()["summary"]
+        assert (summary["store"], summary["problems"]) == ("lost", [problem])
+        assert admin.get("/api/admin/store").json() == {"store": "lost", "problems": [problem]}
+        assert "headgate_store_lost 1.0" in admin.get("/metrics").text
+    hub.run(hub.hub.store_guard.probe())
+    lines = [line for line in logged if line["event"].startswith("the store is lost")]
+    assert [(line["log_level"], line["reason"]) for line in lines] == [("error", LOST)], "logged once"
 
 
-def test_overrides_stay_in_effect_after_a_flush(server: Server, tmp_path: Path) -> None:
-    with hub_on(server, tmp_path) as hub:
-        assert set_override(hub) == 200
-        flush(server)
-        assert set_override(hub, "8/minute") == 503
-        assert limit_of_planner(hub) == "7/minute"
+def test_overrides_stay_in_effect_after_a_flush(server: Server, hub: Running) -> None:
+    assert set_override(hub) == 200
+    flush(server)
+    assert set_override(hub, "8/minute") == 503
+    assert limit_of_planner(hub) == "7/minute"
 
 
 @pytest.mark.long
-def test_overrides_stay_in_effect_after_a_restart_without_persistence(server: Server, tmp_path: Path) -> None:
-    with hub_on(server, tmp_path) as hub:
-        assert set_override(hub) == 200
-        server.restart()
-        until_store_is(hub, "lost")
-        with server.client() as client:  # the hub listens again, and has asked for the changes that it may have missed
-            wait_for(lambda: client.pubsub_numsub("headgate-admin:changes")[0][1], "the follower")
-        assert set_override(hub, "8/minute") == 503
-        assert register(hub, "bank") == (503, "store_lost")
-        assert limit_of_planner(hub) == "7/minute"
+def test_overrides_stay_in_effect_after_a_restart_without_persistence(server: Server, hub: Running) -> None:
+    assert set_override(hub) == 200
+    server.restart()
+    until_store_is(hub, "lost")
+    with server.client() as client:  # the hub listens again, and has asked for the changes that it may have missed
+        wait_for(lambda: client.pubsub_numsub("headgate-admin:changes")[0][1], "the follower")
+    assert set_override(hub, "8/minute") == 503
+    assert register(hub, "bank") == (503, "store_lost")
+    assert limit_of_planner(hub) == "7/minute"
 
 
-def test_agents_that_the_hub_has_verified_go_on_and_others_are_refused(server: Server, tmp_path: Path) -> None:
-    with hub_on(server, tmp_path) as hub:
-        known, unknown = hub.register("known"), hub.register("unknown")
-        with hub.agent("known", known) as agent:
-            flush(server)
-            until_store_is(hub, "lost")
-            assert agent.ask("ping")["type"] == "pong"
-            with hub.agent("known", known) as again:
-                assert again.ask("ping")["type"] == "pong"
-            with hub.socket() as socket:
-                assert socket.ask("identify", agent_id="unknown", token=unknown)["error"] == "store_lost"
-            with hub.http(unknown) as caller:
-                assert caller.get("/api/mailbox").json()["error"] == "store_lost"
-            with hub.http(known) as caller:
-                assert caller.get("/api/mailbox").status_code == 200
-            with hub.http("hg_wrong") as caller:
-                assert caller.get("/api/mailbox").json()["error"] == "store_lost"
+def test_agents_that_the_hub_has_verified_go_on_and_others_are_refused(server: Server, hub: Running) -> None:
+    known, unknown = hub.register("known"), hub.register("unknown")
+    with hub.agent("known", known) as agent:
+        lose_data(server, hub)
+        assert agent.ask("ping")["type"] == "pong"
+        with hub.agent("known", known) as again:
+            assert again.ask("ping")["type"] == "pong"
+        with hub.socket() as socket:
+            assert socket.ask("identify", agent_id="unknown", token=unknown)["error"] == "store_lost"
+        with hub.http(unknown) as caller:
+            assert caller.get("/api/mailbox").json()["error"] == "store_lost"
+        with hub.http(known) as caller:
+            assert caller.get("/api/mailbox").status_code == 200
+        with hub.http("hg_wrong") as caller:
+            assert caller.get("/api/mailbox").json()["error"] == "store_lost"
 
 
 def test_a_hub_that_starts_on_a_lost_store_says_so(server: Server, tmp_path: Path) -> None:
@@ -238,20 +248,11 @@ def test_a_server_that_was_away_at_the_start_is_known_when_it_comes(server: Serv
         assert register(hub, "bank") == (503, "store_lost")
 
 
-def hello(relay: AgentConnection, agent: str, token: str) -> wire.Envelope:
-    envelope = wire.Envelope(id="1", type=wire.MESSAGE_TYPE_HELLO, hello=wire.Hello(address=agent, token=token))
-    relay.socket.send(envelope.SerializeToString())
-    answer = relay.socket.recv(PATIENCE)
-    assert isinstance(answer, bytes)
-    return wire.Envelope.FromString(answer)
-
-
 def test_the_relay_refuses_unknown_agents_and_ends_the_others_when_the_store_is_accepted(server: Server) -> None:
     with hub_on(server) as hub, hub.socket("/relay") as known, hub.socket("/relay") as unknown:
         token, other = hub.register("known"), hub.register("unknown")
         assert hello(known, "known", token).WhichOneof("payload") == "welcome"
-        flush(server)
-        until_store_is(hub, "lost")
+        lose_data(server, hub)
         assert hello(unknown, "unknown", other).error.code == "store_lost"
         assert accept(hub, "keep")[0] == 200
         with pytest.raises(ConnectionClosed, match="1008"):
@@ -536,21 +537,18 @@ def test_a_part_of_a_cluster_that_is_lost_is_noticed(tmp_path: Path) -> None:
 # The end --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_store_that_has_its_data_again_needs_nothing_else(server: Server, tmp_path: Path, logged: list[Any]) -> None:
-    with hub_on(server, tmp_path) as hub, server.client() as client:
-        token = hub.register("bank")
-        assert set_override(hub) == 200
-        saved = {key: client.dump(key) for key in client.keys("*admin*")}
-        flush(server)
-        until_store_is(hub, "lost")
-        for key, value in saved.items():
-            client.restore(key, 0, value)
-        until_store_is(hub, "ok")
-        assert hub.run(hub.hub.registry.verify("bank", token))
-        assert register(hub, "bank") == (409, "exists")
-        assert set_override(hub, "8/minute") == 200
-        assert limit_of_planner(hub) == "8/minute"
-        assert [line for line in logged if line["event"] == "the store has its data again"]
+def test_a_store_that_has_its_data_again_needs_nothing_else(server: Server, hub: Running, logged: list[Any]) -> None:
+    token = hub.register("bank")
+    assert set_override(hub) == 200
+    saved = dump(server)
+    lose_data(server, hub)
+    restore(server, saved)
+    until_store_is(hub, "ok")
+    assert hub.run(hub.hub.registry.verify("bank", token))
+    assert register(hub, "bank") == (409, "exists")
+    assert set_override(hub, "8/minute") == 200
+    assert limit_of_planner(hub) == "8/minute"
+    assert [line for line in logged if line["event"] == "the store has its data again"]
 
 
 def test_accepting_lets_agents_register_again_and_closes_the_old_connections(server: Server, tmp_path: Path) -> None:
@@ -558,8 +556,7 @@ def test_accepting_lets_agents_register_again_and_closes_the_old_connections(ser
         assert set_override(hub) == 200
         old = hub.register("bank")
         with hub.agent("bank", old) as bank, hub.agent("clerk") as clerk:
-            flush(server)
-            until_store_is(hub, "lost")
+            lose_data(server, hub)
             assert accept(hub, "keep") == (200, {"accepted": True, "store": "ok", "problems": []})
             for agent in (bank, clerk):
                 with pytest.raises(ConnectionClosed, match="1008"):
@@ -573,26 +570,23 @@ def test_accepting_lets_agents_register_again_and_closes_the_old_connections(ser
 
 
 @pytest.mark.parametrize("choice", ["keep", "drop"])
-def test_data_of_agents_is_kept_or_dropped_as_the_admin_says(server: Server, tmp_path: Path, choice: str) -> None:
-    with hub_on(server, tmp_path) as hub:
-        bank = hub.register("bank")
-        signal = {"type": "a", "entity": "b", "weight": 1, "timestamp": 1}
-        with hub.http(ADMIN) as admin, hub.http(bank) as http, hub.agent("clerk") as clerk:
-            assert clerk.ask("message", to="bank", body="secret")["delivered"] is False
-            admin.post("/api/admin/signals", json={"agent_id": "bank", "session": "s", "signal": signal})
-            task = http.post("/api/tasks", json={"payload": "secret"}).json()["task_id"]
-            flush(server)
-            until_store_is(hub, "lost")
-            assert accept(hub, choice)[0] == 200
-            token = admin.post("/api/admin/agents", json={"agent_id": "bank"}).json()["token"]
-            with hub.http(token) as stranger:
-                found = [
-                    len(stranger.get("/api/mailbox").json()["messages"]),
-                    len(stranger.get("/api/sessions/s/signals").json()["signals"]),
-                    len(stranger.get("/api/tasks").json()["tasks"]),
-                ]
-            assert found == ([1, 1, 1] if choice == "keep" else [0, 0, 0])
-            assert [one["task_id"] for one in admin.get("/api/admin/tasks").json()["tasks"]] == [task], "not the work"
+def test_data_of_agents_is_kept_or_dropped_as_the_admin_says(server: Server, hub: Running, choice: str) -> None:
+    bank = hub.register("bank")
+    signal = {"type": "a", "entity": "b", "weight": 1, "timestamp": 1}
+    with hub.http(ADMIN) as admin, hub.http(bank) as http, hub.agent("clerk") as clerk:
+        assert clerk.ask("message", to="bank", body="secret")["delivered"] is False
+        admin.post("/api/admin/signals", json={"agent_id": "bank", "session": "s", "signal": signal})
+        task = http.post("/api/tasks", json={"payload": "secret"}).json()["task_id"]
+        lose_and_accept(server, hub, choice)
+        token = admin.post("/api/admin/agents", json={"agent_id": "bank"}).json()["token"]
+        with hub.http(token) as stranger:
+            found = [
+                len(stranger.get("/api/mailbox").json()["messages"]),
+                len(stranger.get("/api/sessions/s/signals").json()["signals"]),
+                len(stranger.get("/api/tasks").json()["tasks"]),
+            ]
+        assert found == ([1, 1, 1] if choice == "keep" else [0, 0, 0])
+        assert [one["task_id"] for one in admin.get("/api/admin/tasks").json()["tasks"]] == [task], "not the work"
 
 
 @pytest.mark.parametrize("choice", ["keep", "drop"])
@@ -604,9 +598,7 @@ def test_sessions_and_chat_channels_are_kept_or_dropped_as_the_admin_says(
         with hub.http(bank) as http, hub.agent("bank", bank) as agent:
             assert http.post("/api/channels", json={"name": "plans"}).status_code == 201
             assert agent.ask("session_open", session="s", rate=1, burst=5)["type"] == "session_opened"
-            flush(server)
-            until_store_is(hub, "lost")
-            assert accept(hub, choice)[0] == 200
+            lose_and_accept(server, hub, choice)
         assert inherited(hub) == (["signal_logged", "plans"] if choice == "keep" else ["session_closed", "forbidden"])
         assert hub.hub.sessions.open_sessions == (choice == "keep")
     with hub_on(server, tmp_path) as hub:
@@ -626,14 +618,12 @@ def inherited(hub: Running) -> list[str]:
         return [logged.get("error", logged["type"]), deleted.get("error", deleted.get("name"))]
 
 
-def test_the_next_owner_of_a_name_has_not_held_the_tasks_of_the_last(server: Server, tmp_path: Path) -> None:
-    with hub_on(server, tmp_path) as hub, hub.http(ADMIN) as admin, hub.agent("bank") as bank:
+def test_the_next_owner_of_a_name_has_not_held_the_tasks_of_the_last(server: Server, hub: Running) -> None:
+    with hub.http(ADMIN) as admin, hub.agent("bank") as bank:
         task = admin.post("/api/admin/tasks", json={"payload": 1}).json()["task_id"]
         assert bank.hear()["task_id"] == task
         bank.ask("task_accepted", task_id=task)
-        flush(server)
-        until_store_is(hub, "lost")
-        assert accept(hub, "drop")[0] == 200
+        lose_and_accept(server, hub)
         wait_for(lambda: hub.hub.scheduler.counts()["queued"], "the task")
         assert hub.hub.scheduler._open[task].holder is None
         query = "SELECT creator, agent FROM tasks"
@@ -651,23 +641,18 @@ def test_the_next_owner_of_a_name_has_the_whole_share_of_an_agent(server: Server
                 ]
 
         assert use_up(hub.register("bank"), "ab") == [200, 409, 201, 409]
-        flush(server)
-        until_store_is(hub, "lost")
-        assert accept(hub, "drop")[0] == 200
+        lose_and_accept(server, hub)
         assert use_up(hub.register("bank"), "cd") == [200, 409, 201, 409]
 
 
-def test_undelivered_messages_in_memory_are_dropped_too(server: Server, tmp_path: Path) -> None:
+def test_undelivered_messages_in_memory_are_dropped_too(server: Server, hub: Running) -> None:
     """The disk was full when a connection ended, so its messages wait for the disk."""
-    with hub_on(server, tmp_path) as hub:
-        hub.register("bank")
-        messages = hub.hub.messages
-        messages._unwritten["bank"] = [Message(sender="clerk", body=Raw(b'"secret"'), at=1.0)]
-        flush(server)
-        until_store_is(hub, "lost")
-        assert accept(hub, "drop")[0] == 200
-        hub.run(messages._flush())
-        assert hub.run(messages.waiting("bank")) == 0
+    hub.register("bank")
+    messages = hub.hub.messages
+    messages._unwritten["bank"] = [Message(sender="clerk", body=Raw(b'"secret"'), at=1.0)]
+    lose_and_accept(server, hub)
+    hub.run(messages._flush())
+    assert hub.run(messages.waiting("bank")) == 0
 
 
 @pytest.mark.long
@@ -679,21 +664,18 @@ def test_unsent_messages_do_not_reach_the_next_owner(server: Server, tmp_path: P
         while hub.run(hub.hub.messages.waiting("bank")) < 20:  # the queue is full, since nobody reads
             hub.run(hub.hub.messages.send("clerk", "bank", body))
         assert socket.queued
-        flush(server)
-        until_store_is(hub, "lost")
-        assert accept(hub, "drop")[0] == 200
+        lose_and_accept(server, hub)
         assert hub.run(hub.hub.messages.waiting("bank")) == 0
         bank.socket.socket.shutdown(SHUT_RDWR)  # it would wait for the hub's close, behind all that it hasn't read
 
 
 def test_a_store_is_not_accepted_while_a_connection_stays_open(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, hub: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin_hub_routes, "_LEAVE_WITHIN", 0.05)
-    with hub_on(server, tmp_path) as hub, hub.agent("clerk") as clerk:
+    with hub.agent("clerk") as clerk:
         hub.register("bank")
-        flush(server)
-        until_store_is(hub, "lost")
+        lose_data(server, hub)
         busy, release = threading.Event(), threading.Event()
 
         def work(_db: sqlite3.Connection) -> None:
@@ -748,28 +730,26 @@ class Leaving:
 
 
 def test_a_store_that_has_its_data_again_meanwhile_is_not_accepted(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, hub: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with hub_on(server, tmp_path) as hub, hub.agent("clerk") as clerk, server.client() as client:
+    with hub.agent("clerk") as clerk:
         hub.register("bank")
         assert clerk.ask("message", to="bank", body="secret")["delivered"] is False
-        saved = {key: client.dump(key) for key in client.keys("*admin*")}
-        flush(server)
-        until_store_is(hub, "lost")
-        Leaving(hub, monkeypatch, lambda: [client.restore(key, 0, value) for key, value in saved.items()])
+        saved = dump(server)
+        lose_data(server, hub)
+        Leaving(hub, monkeypatch, lambda: restore(server, saved))
         assert accept(hub, "drop") == (200, {"accepted": False, "store": "ok", "problems": []})
         assert hub.run(hub.hub.messages.waiting("bank")) == 1
         assert register(hub, "bank") == (409, "exists")
 
 
 def test_nothing_is_dropped_if_the_store_cannot_be_accepted(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, hub: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with hub_on(server, tmp_path) as hub, hub.agent("clerk") as clerk:
+    with hub.agent("clerk") as clerk:
         hub.register("bank")
         assert clerk.ask("message", to="bank", body="secret")["delivered"] is False
-        flush(server)
-        until_store_is(hub, "lost")
+        lose_data(server, hub)
         with monkeypatch.context() as until_here:
             Leaving(hub, until_here, server.kill)
             status, answer = accept(hub, "drop")
@@ -783,24 +763,22 @@ def test_nothing_is_dropped_if_the_store_cannot_be_accepted(
 
 @pytest.mark.parametrize("step", ["messages.drop_agent_data", "gate.areload"])
 def test_a_store_stays_lost_until_every_step_of_the_acceptance_is_done(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    server: Server, hub: Running, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """Otherwise the admin couldn't accept it again, and a stranger could inherit, or old limits stay in effect."""
-    with hub_on(server, tmp_path) as hub:
-        assert set_override(hub) == 200
-        flush(server)
-        until_store_is(hub, "lost")
+    assert set_override(hub) == 200
+    lose_data(server, hub)
 
-        async def fail(*_: object, **__: object) -> None:
-            raise StoreAway("out of order")
+    async def fail(*_: object, **__: object) -> None:
+        raise StoreAway("out of order")
 
-        with monkeypatch.context() as until_here:
-            part, name = step.split(".")
-            until_here.setattr(getattr(hub.hub, part), name, fail)
-            assert accept(hub, "drop")[0] == 503
-        assert register(hub, "bank") == (503, "store_lost")
-        assert accept(hub, "drop") == (200, {"accepted": True, "store": "ok", "problems": []})
-        assert limit_of_planner(hub) == "10/minute"
+    with monkeypatch.context() as until_here:
+        part, name = step.split(".")
+        until_here.setattr(getattr(hub.hub, part), name, fail)
+        assert accept(hub, "drop")[0] == 503
+    assert register(hub, "bank") == (503, "store_lost")
+    assert accept(hub, "drop") == (200, {"accepted": True, "store": "ok", "problems": []})
+    assert limit_of_planner(hub) == "10/minute"
 
 
 def test_nobody_is_verified_from_memory_once_the_admin_wants_to_accept_the_store(server: Server) -> None:
@@ -823,17 +801,15 @@ def test_a_request_of_the_last_owner_is_not_carried_out_in_the_name_of_the_next(
     with hub_on(server) as hub:
         bank, clerk = hub.register("bank"), hub.register("clerk")
         with hub.unfinished(bank, "/api/messages", {"to": "clerk", "body": "pay the last owner"}) as request:
-            flush(server)
-            until_store_is(hub, "lost")
-            assert accept(hub, "drop")[0] == 200
+            lose_and_accept(server, hub)
             clerk = hub.register("clerk")
             assert request.finish() == 401
         with hub.http(clerk) as reader:
             assert reader.get("/api/mailbox").json() == {"messages": []}
 
 
-def test_there_is_nothing_to_accept_unless_the_store_is_lost(server: Server, tmp_path: Path) -> None:
-    with hub_on(server, tmp_path) as hub, hub.agent("planner") as planner:
+def test_there_is_nothing_to_accept_unless_the_store_is_lost(hub: Running) -> None:
+    with hub.agent("planner") as planner:
         wait_for(lambda: hub.hub.store_guard._saved[1].agents == 1, "the probe")
         before = hub.hub.store_guard._saved
         assert accept(hub, "drop") == (200, {"accepted": False, "store": "ok", "problems": []})
@@ -859,8 +835,7 @@ def test_the_command_shows_and_resolves_the_loss(
         monkeypatch.setenv("HEADGATE_HUB", f"http://{hub}")
         assert main(["store"]) == 0
         assert capsys.readouterr().out == "the store has its data\n"
-        flush(server)
-        until_store_is(hub, "lost")
+        lose_data(server, hub)
         assert main(["store"]) == 1
         problem = f"{LOST}: agents can't register, and limits can't be changed"
         remedy = "restore it, or: headgate store accept --agent-data drop|keep (docs: A store that lost its data)"
@@ -889,9 +864,7 @@ def test_the_script_of_the_docs_sets_saved_limits_again(server: Server, tmp_path
         saved = [admin.get(path).json() for path in (limits, exempt)]
         (tmp_path / "limits.json").write_text(json.dumps(saved[0]))
         (tmp_path / "exempt.json").write_text(json.dumps(saved[1]))
-        flush(server)
-        until_store_is(hub, "lost")
-        assert accept(hub, "keep")[0] == 200
+        lose_and_accept(server, hub, "keep")
         assert admin.get(limits).json() != saved[0]
         variables = os.environ | {"HEADGATE_HUB": f"http://{hub}", "HEADGATE_ADMIN_TOKEN": ADMIN, "no_proxy": "*"}
         command = [sys.executable, "-c", dedent(script)]
@@ -899,16 +872,15 @@ def test_the_script_of_the_docs_sets_saved_limits_again(server: Server, tmp_path
         assert [admin.get(path).json() for path in (limits, exempt)] == saved
 
 
-def test_a_revocation_counts_on_an_accepted_server_whose_clock_is_behind(server: Server, tmp_path: Path) -> None:
+def test_a_revocation_counts_on_an_accepted_server_whose_clock_is_behind(server: Server, hub: Running) -> None:
     """Changes of tokens have times that only go forward, but only within one server's data."""
-    with hub_on(server, tmp_path) as hub, hub.http(ADMIN) as admin:
+    with hub.http(ADMIN) as admin:
         hub.register("planner")
         with server.client() as client:  # once its clock was ahead, all later changes are
             (names,) = client.keys("*{agents}*:names")
             client.zadd(names.replace(b":names", b":changes"), {"writer": 2**52})
         admin.post("/api/admin/agents/planner/token").raise_for_status()
-        flush(server)
-        until_store_is(hub, "lost")
+        lose_data(server, hub)
         assert accept(hub, "keep")[1]["accepted"]
         with hub.agent("planner", hub.register("planner")) as wire:
             admin.delete("/api/admin/agents/planner/token").raise_for_status()

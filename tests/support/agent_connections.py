@@ -53,15 +53,25 @@ def ended(wire: AgentConnection) -> tuple[int, str]:
     return wire.socket.close_code, wire.socket.close_reason or ""
 
 
+def ask_relay(connection: AgentConnection, envelope: wire.Envelope) -> wire.Envelope:
+    """The relay's answer to an envelope."""
+    connection.socket.send(envelope.SerializeToString())
+    answer = connection.socket.recv(PATIENCE)
+    assert isinstance(answer, bytes)
+    return wire.Envelope.FromString(answer)
+
+
+def hello(connection: AgentConnection, address: str, token: str) -> wire.Envelope:
+    """The relay's answer to a HELLO."""
+    proof = wire.Hello(address=address, token=token)
+    return ask_relay(connection, wire.Envelope(id="1", type=wire.MESSAGE_TYPE_HELLO, hello=proof))
+
+
 @contextmanager
 def relayed(hub: Running, name: str, token: str) -> Iterator[AgentConnection]:
     """A connection to the relay that has proved its address."""
-    proof = wire.Hello(address=name, token=token)
     with hub.socket("/relay") as connection:
-        connection.socket.send(wire.Envelope(id="hello", type=wire.MESSAGE_TYPE_HELLO, hello=proof).SerializeToString())
-        answer = connection.socket.recv(PATIENCE)
-        assert isinstance(answer, bytes)
-        assert wire.Envelope.FromString(answer).type == wire.MESSAGE_TYPE_WELCOME
+        assert hello(connection, name, token).type == wire.MESSAGE_TYPE_WELCOME
         yield connection
 
 
