@@ -7,7 +7,7 @@ import socket
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -232,16 +232,34 @@ def test_a_full_slot_is_worth_a_retry_in_a_second(tenant: Tenant) -> None:
     assert "x-should-retry" not in answer.headers
 
 
-def test_a_hold_waits_for_its_turn_if_it_is_told_to(tenant: Tenant) -> None:
-    held = [hold(tenant.planner, {})["id"] for _ in range(3)]
+class Waiting:
+    """A hold of the planner that waits for one of its slots, which all are taken."""
+
+    def __init__(self, tenant: Tenant, answer: Future[httpx.Response], taken: str) -> None:
+        self._tenant, self._answer, self._taken = tenant, answer, taken
+
+    def free_slot(self) -> None:
+        settled = self._tenant.admin.post(f"/v1/holds/{self._taken}/settle", params={"agent": "planner"})
+        assert settled.status_code == 200
+
+    def answer(self) -> httpx.Response:
+        return self._answer.result(PATIENCE)
+
+
+@contextmanager
+def waiting_hold(tenant: Tenant, **more: Any) -> Iterator[Waiting]:
+    taken = [hold(tenant.planner, {})["id"] for _ in range(3)]
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(tenant.planner.post, "/v1/holds", json={"timeout": 30, "id": "waited"})
-        queues = tenant.hub.hub.gate._hold_queues
-        wait_for(lambda: queues.queues, "the hold to wait")
-        query = {"agent": "planner"}
-        assert tenant.admin.get("/v1/holds/waited", params=query).status_code == 404
-        assert tenant.admin.post(f"/v1/holds/{held[0]}/settle", params=query).status_code == 200
-        assert waiting.result(PATIENCE).status_code == 201
+        answer = pool.submit(tenant.planner.post, "/v1/holds", json={"timeout": 30, **more})
+        wait_for(lambda: tenant.hub.hub.gate._hold_queues.queues, "the hold to wait")
+        yield Waiting(tenant, answer, taken[0])
+
+
+def test_a_hold_waits_for_its_turn_if_it_is_told_to(tenant: Tenant) -> None:
+    with waiting_hold(tenant, id="waited") as waiting:
+        assert tenant.admin.get("/v1/holds/waited?agent=planner").status_code == 404
+        waiting.free_slot()
+        assert waiting.answer().status_code == 201
 
 
 def test_a_caller_that_hangs_up_leaves_the_line_and_takes_nothing(tenant: Tenant) -> None:
@@ -261,16 +279,12 @@ def test_a_caller_that_hangs_up_leaves_the_line_and_takes_nothing(tenant: Tenant
 
 
 def test_a_token_that_is_revoked_while_its_hold_waits_gets_nothing(tenant: Tenant) -> None:
-    held = [hold(tenant.planner, {})["id"] for _ in range(3)]
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(tenant.planner.post, "/v1/holds", json={"timeout": 30, "id": "waited"})
-        queues, query = tenant.hub.hub.gate._hold_queues, {"agent": "planner"}
-        wait_for(lambda: queues.queues, "the hold to wait")
+    with waiting_hold(tenant, id="waited") as waiting:
         assert tenant.admin.delete("/api/admin/agents/planner/token").status_code == 200
-        assert waiting.result(PATIENCE).status_code == 401
-    assert not queues.queues
-    assert tenant.admin.post(f"/v1/holds/{held[0]}/settle", params=query).status_code == 200
-    assert tenant.admin.get("/v1/holds/waited", params=query).status_code == 404
+        assert waiting.answer().status_code == 401
+    assert not tenant.hub.hub.gate._hold_queues.queues
+    waiting.free_slot()
+    assert tenant.admin.get("/v1/holds/waited?agent=planner").status_code == 404
 
 
 @pytest.mark.parametrize("given", [{"id": "waited"}, {}], ids=["own id", "no id"])
@@ -278,13 +292,10 @@ def test_a_hold_that_is_granted_after_its_token_was_revoked_is_given_back(
     tenant: Tenant, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
 ) -> None:
     monkeypatch.setattr(hold_routes, "_LOOK_AGAIN", 3600)  # it is granted before the hub looks
-    held = [hold(tenant.planner, {})["id"] for _ in range(3)]
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(tenant.planner.post, "/v1/holds", json={"timeout": 30, **given})
-        wait_for(lambda: tenant.hub.hub.gate._hold_queues.queues, "the hold to wait")
+    with waiting_hold(tenant, **given) as waiting:
         assert tenant.admin.delete("/api/admin/agents/planner/token").status_code == 200
-        assert tenant.admin.post(f"/v1/holds/{held[0]}/settle", params={"agent": "planner"}).status_code == 200
-        assert waiting.result(PATIENCE).status_code == 401
+        waiting.free_slot()
+        assert waiting.answer().status_code == 401
     assert tenant.left("acme/search/planner")["slots"] == "1"
 
 
@@ -297,27 +308,20 @@ def test_the_store_is_asked_once_for_a_hold_that_waits_after_a_revocation(
         method = getattr(part, name)
         monkeypatch.setattr(part, name, lambda *given: (calls.update([name]), method(*given))[1])
 
-    held = [hold(tenant.planner, {})["id"] for _ in range(3)]
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(tenant.planner.post, "/v1/holds", json={"timeout": 30})
-        wait_for(lambda: hub.gate._hold_queues.queues, "the hold to wait")
+    with waiting_hold(tenant) as waiting:
         assert tenant.admin.delete("/api/admin/agents/stranger/token").status_code == 200
         count(hub.operators, "present")
         count(hub.registry, "owner")
         wait_for(lambda: calls["present"] >= 3, "it to be admitted again and again")
         assert calls["owner"] <= 1
-        assert tenant.admin.post(f"/v1/holds/{held[0]}/settle", params={"agent": "planner"}).status_code == 200
-        assert waiting.result(PATIENCE).status_code == 201
+        waiting.free_slot()
+        assert waiting.answer().status_code == 201
 
 
 def test_a_hub_that_stops_answers_those_who_wait(tenant: Tenant) -> None:
-    for _ in range(3):
-        hold(tenant.planner, {})
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(tenant.planner.post, "/v1/holds", json={"timeout": 30})
-        wait_for(lambda: tenant.hub.hub.gate._hold_queues.queues, "the hold to wait")
+    with waiting_hold(tenant) as waiting:
         tenant.hub.hub.health.stopping = True
-        assert refused(waiting.result(PATIENCE))[:2] == (503, "stopping")
+        assert refused(waiting.answer())[:2] == (503, "stopping")
 
 
 def test_exempt_agents_are_counted_and_never_denied() -> None:
@@ -396,28 +400,10 @@ def test_an_agent_sees_the_accounts_on_its_path_and_no_other(tenant: Tenant) -> 
     own = ["acme", "acme/search", "acme/search/planner", "acme/search/planner/run-1"]
     assert [status(tenant.planner, path) for path in own] == [200] * 4
     others = [
-        *(
-            "acme/ops",
-            "acme/search/writer",
-            "acme/search/writer/run-1",
-            "acme/ops/cook",
-            "acme/searc",
-            "acme/search/plan",
-        ),
-        *(
-            "other",
-            "other/search",
-            "acm",
-            "acme/",
-            "/acme",
-            "-",
-            "-/-",
-            "-/-/stranger",
-            "planner",
-            "acme/search/planner2",
-        ),
-        *("acme%2Fsearch", "ACME", "acme/search/planner\0", "acme//planner", "..", "acme/-/planner"),
-    ]
+        "acme/ops", "acme/search/writer", "acme/search/writer/run-1", "acme/ops/cook", "acme/searc", "acme/search/plan",
+        "other", "other/search", "acm", "acme/", "/acme", "-", "-/-", "-/-/stranger", "planner", "acme/search/planner2",
+        "acme%2Fsearch", "ACME", "acme/search/planner\0", "acme//planner", "..", "acme/-/planner",
+    ]  # fmt: skip
     unknown = (404, "unknown_account", "there is no such account, or it is none of yours")
     for path in others:
         answer = tenant.planner.get(f"/v1/accounts/{quote(path, safe='')}".replace("..", "%2e%2e"))
