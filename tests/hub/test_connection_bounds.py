@@ -18,7 +18,8 @@ from headgate.hub.connections.connection import GuardedConnection
 from headgate.hub.connections.guard import HTTP_PER_ADDRESS, RESERVE, ConnectionGuard
 from headgate.hub.dashboard.feed import MAX_STRANGERS
 from tests.support.agent_connections import BEHIND_A_PROXY, refusal
-from tests.support.asgi_server import Serving, serving
+from tests.support.asgi_server import Serving
+from tests.support.guarded_server import answer, ended, guarded
 from tests.support.hub import VIEWER, running
 from tests.support.valkey import PATIENCE, wait_for
 
@@ -41,30 +42,7 @@ class Slow:
         if scope["path"] != "/live":
             self.waiting += 1
             await self.go_on.wait()
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
-
-
-@contextmanager
-def guarded(app: Any, **bounds: Any) -> Iterator[tuple[Serving, ConnectionGuard]]:
-    guard = ConnectionGuard(app, probes=["/live"], **bounds)
-    # uvloop may go on waiting for a TLS peer that has closed; like a hub, the server doesn't wait for that to its end.
-    with serving(guard, http=guard.protocol, timeout_graceful_shutdown=5) as server:
-        yield server, guard
-
-
-def opened(server: Any) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
-
-
-def ended(connection: socket.socket) -> bool:
-    """Whether the other side closes, after whatever it sends."""
-    try:
-        while connection.recv(65_536):
-            pass
-    except ConnectionError:
-        pass
-    return True
+        await answer(scope, receive, send)
 
 
 def asked(connection: socket.socket, path: str, more: str = "") -> bytes:
@@ -78,7 +56,7 @@ def full(**bounds: int) -> Iterator[Serving]:
     app = Slow()
     with guarded(app, **bounds) as (server, _), ExitStack() as stack:
         for _ in range(2):
-            stack.enter_context(opened(server)).sendall(b"GET /slow HTTP/1.1\r\n\r\n")
+            stack.enter_context(server.connected()).sendall(b"GET /slow HTTP/1.1\r\n\r\n")
         wait_for(lambda: app.waiting == 2, "both to be busy")
         yield server
         server.call(app.go_on.set)
@@ -86,13 +64,13 @@ def full(**bounds: int) -> Iterator[Serving]:
 
 def test_an_idle_connection_gives_way_to_a_new_one() -> None:
     with guarded(Slow(), most=3) as (server, guard), ExitStack() as stack:
-        connections = [stack.enter_context(opened(server)) for _ in range(3)]
+        connections = [stack.enter_context(server.connected()) for _ in range(3)]
         for one in reversed(connections):
             assert asked(one, "/live").startswith(b"HTTP/1.1 204")
         for _ in range(3):
-            new = stack.enter_context(opened(server))
+            new = stack.enter_context(server.connected())
             assert asked(new, "/live").startswith(b"HTTP/1.1 204")
-            assert ended(connections.pop()), "the one that has been idle for the longest"
+            ended(connections.pop())  # the one that has been idle for the longest
         assert len(guard) == 3
 
 
@@ -110,22 +88,22 @@ def test_an_idle_connection_gives_way_to_a_new_one() -> None:
 def test_a_full_hub_answers_probes_and_refuses_the_rest(bounds: dict[str, int], status: int, detail: bytes) -> None:
     with full(**bounds) as server:
         for path, more in (("/slow", ""), ("/ws", UPGRADE)):
-            with opened(server) as refused:
+            with server.connected() as refused:
                 answer = asked(refused, path, more)
                 assert answer.startswith(b"HTTP/1.1 %d " % status)
                 assert detail in answer
                 assert refused.recv(1) == b"", "and nothing follows"
         with ExitStack() as stack:
             for _ in range(2 * RESERVE):
-                stack.enter_context(opened(server))
-            with opened(server) as probe:
+                stack.enter_context(server.connected())
+            with server.connected() as probe:
                 answer = asked(probe, "/live")
                 assert answer.startswith(b"HTTP/1.1 204")
                 assert b"connection: close" in answer.lower()
 
 
 def test_a_proxy_is_no_address_of_a_client() -> None:
-    with full(most_per_address=2, trusted=["127.0.0.0/8"]) as server, opened(server) as third:  # type: ignore[arg-type]
+    with full(most_per_address=2, trusted=["127.0.0.0/8"]) as server, server.connected() as third:  # type: ignore[arg-type]
         assert b"connection: close" not in asked(third, "/live").lower()
 
 
@@ -134,20 +112,20 @@ def test_a_free_place_is_used_while_spare_connections_are_open(bound: str, monke
     monkeypatch.setattr(GuardedConnection, "spare_within", PATIENCE)
     app = Slow()
     with guarded(app, **{bound: 2}) as (server, guard), ExitStack() as stack:
-        busy = [stack.enter_context(opened(server)) for _ in range(2)]
+        busy = [stack.enter_context(server.connected()) for _ in range(2)]
         for one in busy:
             one.sendall(b"GET /slow HTTP/1.1\r\n\r\n")
         wait_for(lambda: app.waiting == 2, "both to be busy")
         for _ in range(3):
-            stack.enter_context(opened(server))
+            stack.enter_context(server.connected())
         wait_for(lambda: len(guard) == 5, "the spare connections")
         busy[0].close()
         wait_for(lambda: len(guard) == 4, "a free place")
-        new = stack.enter_context(opened(server))
+        new = stack.enter_context(server.connected())
         assert b"connection: close" not in asked(new, "/live").lower(), "an ordinary connection"
         new.sendall(b"GET /slow HTTP/1.1\r\n\r\n")
         wait_for(lambda: app.waiting == 3, "it to be busy")
-        another = stack.enter_context(opened(server))
+        another = stack.enter_context(server.connected())
         assert b"too_many_connections" in asked(another, "/slow"), "and the hub is full again"
         server.call(app.go_on.set)
 
@@ -159,12 +137,12 @@ def test_an_address_may_have_its_websockets_and_http_connections_beside_them() -
         answer = refusal(hub)
         assert (answer.status_code, answer.json()["error"]) == (429, "too_many_connections")
         assert f"at most {websockets} connections from 127.0.0.1" in answer.json()["detail"]
-        idle = [stack.enter_context(opened(hub)) for _ in range(HTTP_PER_ADDRESS)]
+        idle = [stack.enter_context(hub.connected()) for _ in range(HTTP_PER_ADDRESS)]
         for one in idle:
             assert asked(one, "/live").startswith(b"HTTP/1.1 200")
-        with opened(hub) as another:
+        with hub.connected() as another:
             assert b"connection: close" not in asked(another, "/live").lower(), "an idle one gives way"
-        assert ended(idle[0])
+        ended(idle[0])
         for agent in agents:
             assert agent.ask("ping")["error"] == "not_identified"
 
@@ -175,28 +153,28 @@ def test_a_websocket_refused_on_a_spare_connection_is_closed_in_time(monkeypatch
     with full(most=2) as server:
         assert server.server is not None
         connections = server.server.server_state.connections
-        with opened(server) as sends_on:
+        with server.connected() as sends_on:
             sends_on.sendall(handshake + bytes(8192))  # more than a slice: the hub waits for the peer to close
             assert sends_on.recv(65_536).startswith(b"HTTP/1.1 503")
             wait_for(lambda: len(connections) == 2, "the end of the connection, which the peer doesn't close")
         monkeypatch.setattr(GuardedConnection, "spare_within", 0.2)
-        with opened(server) as stuck:
+        with server.connected() as stuck:
             stuck.sendall(handshake[:-2])
-            assert ended(stuck)
+            ended(stuck)
 
 
 def test_many_idle_connections_do_not_fail_a_health_check() -> None:
     with running(max_connections=5, max_http_connections=10) as hub, ExitStack() as stack:
         for _ in range(40):
-            stack.enter_context(opened(hub))
+            stack.enter_context(hub.connected())
         for path in ("/live", "/ready", "/health", "/api/health"):
-            with opened(hub) as probe:
+            with hub.connected() as probe:
                 assert asked(probe, path).startswith(b"HTTP/1.1 200")
 
 
 def test_a_peer_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GuardedConnection, "write_within", 0.2)
-    with running() as hub, opened(hub) as connection:
+    with running() as hub, hub.connected() as connection:
         assert hub.server is not None
         connections = hub.server.server_state.connections
         connection.sendall(b"GET /openapi.json HTTP/1.1\r\n\r\n" * 1000)
@@ -215,21 +193,21 @@ def tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
 def test_a_tls_handshake_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     context, trust = tls_contexts()
     with guarded(Slow(), tls=context) as (server, guard), ExitStack() as stack:
-        good = stack.enter_context(trust.wrap_socket(opened(server), server_hostname="127.0.0.1"))
+        good = stack.enter_context(trust.wrap_socket(server.connected(), server_hostname="127.0.0.1"))
         assert asked(good, "/live").startswith(b"HTTP/1.1 204")
         monkeypatch.setattr(GuardedConnection, "head_within", 0.2)
-        with opened(server) as silent, opened(server) as wrong:
+        with server.connected() as silent, server.connected() as wrong:
             wait_for(lambda: len(guard) == 3, "both to be counted")
             wrong.sendall(b"GET / HTTP/1.1\r\n\r\n")
-            assert ended(silent)
-            assert ended(wrong)
+            ended(silent)
+            ended(wrong)
         wait_for(lambda: len(guard) == 1, "both to be gone")
 
 
 def test_the_head_of_a_request_has_its_own_time_after_the_tls_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ConnectionGuard, "_sweep", lambda *_: None)  # the test says what time it is
     context, trust = tls_contexts()
-    with guarded(Slow(), tls=context) as (server, guard), opened(server) as plain:
+    with guarded(Slow(), tls=context) as (server, guard), server.connected() as plain:
         wait_for(lambda: len(guard) == 1, "the connection")
         shaken = guard.now + GuardedConnection.head_within - 1
         server.call(setattr, guard, "now", shaken)
@@ -315,7 +293,7 @@ def test_garbage_from_a_proxy_is_logged_once(
 
 def test_a_head_of_many_short_lines_is_refused() -> None:
     """Each line becomes objects that take far more memory than its bytes."""
-    with running() as hub, socket.create_connection(("127.0.0.1", hub.port), PATIENCE) as raw:
+    with running() as hub, hub.connected() as raw:
         raw.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 200)
         assert raw.recv(1000).startswith(b"HTTP/1.1 431")
         assert raw.recv(1000) == b""
@@ -329,7 +307,7 @@ def test_a_body_may_have_many_lines() -> None:
 
 def test_an_endless_body_is_not_read_after_its_answer() -> None:
     head = b"POST /api/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000\r\n\r\n"
-    with running() as hub, socket.create_connection(("127.0.0.1", hub.port), PATIENCE) as raw:
+    with running() as hub, hub.connected() as raw:
         raw.sendall(head)
         assert raw.recv(1000).startswith(b"HTTP/1.1 4")
         sent = 0

@@ -1,66 +1,32 @@
 """Reading from sockets: bounded in size and time."""
 
 import logging
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
 from headgate.hub.connections.connection import MAX_HEAD, GuardedConnection
 from headgate.hub.connections.guard import ConnectionGuard
 from tests.support.agent_connections import received
-from tests.support.asgi_server import Serving, serving
 from tests.support.flooders import frame
+from tests.support.guarded_server import ended, guarded, upgraded
 from tests.support.hub import running
-from tests.support.valkey import PATIENCE
 
 pytestmark = pytest.mark.long
 
-SHAKE = (
-    b"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-)
 PING = frame('{"type":"ping"}')
 
 
-async def answer(scope: Any, receive: Any, send: Any) -> None:
-    await send({"type": "http.response.start", "status": 204, "headers": [(b"content-length", b"0")]})
-    await send({"type": "http.response.body", "body": b""})
-
-
-@contextmanager
-def guarded() -> Iterator[Serving]:
-    """A server that answers every request, behind a guard."""
-    guard = ConnectionGuard(answer)
-    with serving(guard, http=guard.protocol) as server:
-        yield server
-
-
-def ended(connection: socket.socket) -> bytes:
-    """What comes until the other side closes."""
-    connection.settimeout(PATIENCE)
-    found = b""
-    try:
-        while data := connection.recv(65536):
-            found += data
-    except ConnectionResetError:
-        pass
-    return found
-
-
 def test_a_connection_that_never_finishes_a_head_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with guarded() as server:
-        with socket.create_connection(("127.0.0.1", server.port)) as second:
+    with guarded() as (server, _):
+        with server.connected() as second:
             second.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert second.recv(1000).startswith(b"HTTP/1.1 204")
             monkeypatch.setattr(GuardedConnection, "head_within", 0.2)
             second.sendall(b"GET / HTTP/1.1\r\nHo")
             assert ended(second) == b""
-        with socket.create_connection(("127.0.0.1", server.port)) as silent:
+        with server.connected() as silent:
             assert ended(silent) == b""
-        with socket.create_connection(("127.0.0.1", server.port)) as slow:
+        with server.connected() as slow:
             slow.sendall(b"GET / HTTP/1.1\r\nHost: ")
             assert ended(slow) == b""
 
@@ -78,33 +44,24 @@ def test_an_error_in_one_check_ends_neither_the_others_nor_the_sweeps(
         check(connection, now)
 
     monkeypatch.setattr(GuardedConnection, "check", check_badly)
-    with guarded() as server:
-        with socket.create_connection(("127.0.0.1", server.port)) as broken:
+    with guarded() as (server, _):
+        with server.connected() as broken:
             assert ended(broken) == b""
         assert len(failures) == 1
         monkeypatch.setattr(GuardedConnection, "head_within", 0.2)
-        with socket.create_connection(("127.0.0.1", server.port)) as silent:
+        with server.connected() as silent:
             assert ended(silent) == b""
     logged = capsys.readouterr().out
     assert logged.count("connection aborted after an error") == logged.count("RuntimeError: a broken check") == 1
 
 
 def test_a_connection_with_an_endless_head_is_closed() -> None:
-    with guarded() as server:
-        with socket.create_connection(("127.0.0.1", server.port)) as endless:
-            endless.settimeout(PATIENCE)
-            with pytest.raises(OSError, match=r"reset|pipe"):  # it won't take all of that
-                endless.sendall(b"GET / HTTP/1.1\r\n" + (b"X-More: " + b"x" * 4000 + b"\r\n") * 10_000)
-        with socket.create_connection(("127.0.0.1", server.port)) as large:
+    with guarded() as (server, _):
+        with server.connected() as endless, pytest.raises(OSError, match=r"reset|pipe"):  # it won't take all of that
+            endless.sendall(b"GET / HTTP/1.1\r\n" + (b"X-More: " + b"x" * 4000 + b"\r\n") * 10_000)
+        with server.connected() as large:
             large.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-More: " + b"x" * (MAX_HEAD // 2) + b"\r\n\r\n")
             assert large.recv(1000).startswith(b"HTTP/1.1 204")
-
-
-def raw(hub: object) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", int(str(hub).rpartition(":")[2])), timeout=PATIENCE)
-    connection.sendall(SHAKE)
-    assert connection.recv(4096).startswith(b"HTTP/1.1 101")
-    return connection
 
 
 @pytest.mark.parametrize(
@@ -115,7 +72,7 @@ def test_a_frame_that_breaks_the_protocol_ends_the_connection_without_a_word_in_
     bad: bytes, before: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING), running() as hub:
-        with raw(hub) as connection:
+        with upgraded(hub) as connection:
             connection.sendall(before + bad)
             ended(connection)
         with hub.agent("good") as wire:
@@ -125,7 +82,7 @@ def test_a_frame_that_breaks_the_protocol_ends_the_connection_without_a_word_in_
 
 
 def test_a_flood_after_a_close_is_cut_off() -> None:
-    with running() as hub, raw(hub) as connection:
+    with running() as hub, upgraded(hub) as connection:
         with pytest.raises(OSError, match=r"reset|pipe"):
             connection.sendall(PING * 500_000)  # ten of which close the connection
         with hub.agent("good") as wire:
@@ -133,7 +90,7 @@ def test_a_flood_after_a_close_is_cut_off() -> None:
 
 
 def test_a_frame_in_many_pieces_is_read_as_one() -> None:
-    with running() as hub, raw(hub) as connection:
+    with running() as hub, upgraded(hub) as connection:
         for byte in frame('{"type":"identify","agent_id":"' + "x" * 100 + '","token":"nobody","id":7}'):
             connection.sendall(bytes([byte]))
         assert b'"unauthorized"' in received(connection, b'"id":7')
@@ -142,7 +99,7 @@ def test_a_frame_in_many_pieces_is_read_as_one() -> None:
 def test_b9_a_connection_whose_pong_waits_behind_its_frames_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flood is read slowly, and the answer to the hub's ping with it. One that sends nothing is given up."""
     monkeypatch.setattr(ConnectionGuard, "_sweep", lambda *_: None)  # the test says what time it is
-    with running() as hub, raw(hub) as connection:
+    with running() as hub, upgraded(hub) as connection:
         assert hub.server is not None
         (it,) = [one.transport for one in hub.server.server_state.connections]
         assert isinstance(it, GuardedConnection)

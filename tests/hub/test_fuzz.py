@@ -19,8 +19,10 @@ from websockets.exceptions import InvalidHandshake
 
 from headgate.hub.api.routes import ROUTES
 from headgate.hub.connections.connection import GuardedConnection
+from tests.support.agent_connections import received
 from tests.support.fuzz_campaign import HANDSHAKE, FuzzCampaign
 from tests.support.fuzzer import FRAMES, Fuzzer, websocket_frame
+from tests.support.guarded_server import upgraded
 from tests.support.hub import VIEWER, AgentConnection, Running, running
 from tests.support.hub_checks import UNLIMITED, fuzzed
 from tests.support.hub_process import ADMIN, PLENTY, RAISED_ADDRESSES
@@ -149,14 +151,9 @@ def hang_up(connection: socket.socket) -> None:
 
 
 def test_b11_anything_sent_after_the_hub_has_closed_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
-    with running() as hub, socket.create_connection(("127.0.0.1", hub.port), PATIENCE) as raw:
-        raw.sendall(f"GET /ws {HANDSHAKE}\r\n".encode())
-        heard = raw.recv(65_536)
+    with running() as hub, upgraded(hub) as raw:
         raw.sendall(websocket_frame(1, b"{") * 10)  # as many as close it
-        while b"10 invalid frames within a minute" not in heard:
-            more = raw.recv(65_536)
-            assert more, heard
-            heard += more
+        received(raw, b"10 invalid frames within a minute")
         raw.sendall(websocket_frame(1, b"\xff") + websocket_frame(8, (1008).to_bytes(2, "big")))
         assert raw.recv(65_536) == b""
     assert quiet(caplog)
@@ -168,7 +165,7 @@ def test_b11_anything_sent_after_the_hub_has_closed_does_no_harm(caplog: pytest.
 )
 def test_b11_an_oversized_handshake_is_answered_and_closed(path: str, headers: str, status: int) -> None:
     """uvicorn would leave the connection open, without a word."""
-    with running() as hub, socket.create_connection(("127.0.0.1", hub.port), PATIENCE) as raw:
+    with running() as hub, hub.connected() as raw:
         raw.sendall(f"GET {path} {HANDSHAKE}{headers}\r\n".encode())
         answer = b"".join(iter(lambda: raw.recv(65_536), b""))
     assert answer.startswith(f"HTTP/1.1 {status} ".encode())
@@ -192,11 +189,11 @@ def in_time(hub: Running, agent: str) -> Iterator[AgentConnection]:
 def test_b11_a_handshake_with_a_body_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GuardedConnection, "head_within", 0.2)
     with running() as hub, in_time(hub, "a") as still_there:
-        with socket.create_connection(("127.0.0.1", hub.port), PATIENCE) as raw:
+        with hub.connected() as raw:
             raw.sendall(f"GET /ws {HANDSHAKE}Content-Length: 5\r\n\r\n".encode())
             assert raw.recv(65_536).startswith(b"HTTP/1.1 400 ")
             assert raw.recv(65_536) == b""
-        with socket.create_connection(("127.0.0.1", hub.port), PATIENCE) as silent:
+        with hub.connected() as silent:
             assert silent.recv(65_536) == b"", "which has just as long, from now on"
         assert still_there.ask("ping")["type"] == "pong"  # a handshake that was finished has no deadline any more
 
@@ -215,7 +212,7 @@ def test_b11_hanging_up_on_pipelined_requests_logs_no_error(caplog: pytest.LogCa
         assert begun.wait(PATIENCE)
         assert hub.server is not None
         connections = hub.server.server_state.connections
-        raw = socket.create_connection(("127.0.0.1", hub.port), PATIENCE)
+        raw = hub.connected()
         raw.sendall(f"GET /live HTTP/1.1\r\n\r\n{request * 2}".encode())
         assert raw.recv(12) == b"HTTP/1.1 200"
         hang_up(raw)
@@ -228,7 +225,7 @@ def test_b11_hanging_up_on_pipelined_requests_logs_no_error(caplog: pytest.LogCa
 
 def last_words(hub: Running, path: str, sent: bytes, *, wait: bool = True) -> int:
     """Send bytes after a handshake, or together with it; the code of the close."""
-    with socket.create_connection(("127.0.0.1", hub.port), PATIENCE) as raw:
+    with hub.connected() as raw:
         handshake, heard = f"GET {path} {HANDSHAKE}\r\n".encode(), b""
         if wait:
             raw.sendall(handshake)

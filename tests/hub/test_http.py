@@ -1,7 +1,6 @@
 """The hub over HTTP: the gate after authentication, limits by address, and invalid requests."""
 
 import json
-import socket
 from collections.abc import Iterator
 
 import httpx
@@ -11,7 +10,6 @@ from headgate.gate.policy import BUILT_IN_TIERS
 from headgate.http import QuotaPolicy, ServiceLimit, read_headers
 from tests.support.agent_connections import BEHIND_A_PROXY, left, metrics, use_up
 from tests.support.hub import ADMIN, VIEWER, running
-from tests.support.valkey import PATIENCE
 
 PROBES = ("/health", "/api/health", "/live", "/ready")
 OPEN = ("/api/agents", "/api/channels", "/api/metrics", "/api/schemas", "/openapi.json")
@@ -359,7 +357,7 @@ def test_bodies_have_a_maximum_size() -> None:
 
 
 def test_a_body_announced_as_too_large_is_refused_at_once() -> None:
-    with running() as hub, socket.create_connection(("127.0.0.1", hub.port), PATIENCE) as raw:
+    with running() as hub, hub.connected() as raw:
         head = f"Host: {hub}\r\nAuthorization: Bearer {hub.register('planner')}\r\nContent-Length: 65537\r\n\r\n"
         raw.sendall(f"POST /api/messages HTTP/1.1\r\n{head}".encode())
         assert raw.recv(100).startswith(b"HTTP/1.1 413 ")

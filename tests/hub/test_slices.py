@@ -1,9 +1,8 @@
 """Control frames, fragments and pipelined requests: passed on a little at a time, and not without end."""
 
 import asyncio
-import socket
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -16,20 +15,13 @@ from headgate.hub.connections.connection import CONTROL_BURST, GuardedConnection
 from headgate.hub.connections.frame_meter import FRAMES, MAX_FRAGMENTS, FrameMeter
 from headgate.hub.connections.guard import ConnectionGuard
 from tests.support.agent_connections import received
-from tests.support.asgi_server import serving
 from tests.support.attacks import EMPTY_CONTINUATION, FIRST_FRAGMENT, HANDSHAKE, LARGE_PING, MASK, PING
 from tests.support.flooders import frame
-from tests.support.hub import Running, running
+from tests.support.guarded_server import answer, guarded, upgraded
+from tests.support.hub import running
 from tests.support.valkey import PATIENCE, wait_for
 
 AGENT_PING = frame('{"type":"ping","id":1}')
-
-
-def upgraded(hub: Running, path: str = "/ws") -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", hub.port), timeout=PATIENCE)
-    connection.sendall(f"GET {path} {HANDSHAKE}".encode())
-    assert connection.recv(4096).startswith(b"HTTP/1.1 101")
-    return connection
 
 
 # Frames --------------------------------------------------------------------------------------------------------------
@@ -114,11 +106,7 @@ def test_messages_after_a_close_are_not_parsed(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(WebSocketsSansIOProtocol, "data_received", count)
     monkeypatch.setattr(GuardedConnection, "close_within", 10 * PATIENCE)
-    guard = ConnectionGuard(close)
-    with (
-        serving(guard, http=guard.protocol, ws="websockets-sansio") as server,
-        socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection,
-    ):
+    with guarded(close) as (server, _), server.connected() as connection:
         connection.sendall(f"GET / {HANDSHAKE}".encode())
         assert connection.recv(4096).startswith(b"HTTP/1.1 101")
         connection.sendall(frame("first") + AGENT_PING * 1000 + b"\x88\x82" + MASK + (1008).to_bytes(2, "big"))
@@ -197,11 +185,7 @@ def test_frames_before_the_answer_to_a_handshake_wait_for_it(
             await send({"type": "websocket.send", "text": message["text"]})
             await receive()
 
-    guard = ConnectionGuard(echo)
-    with (
-        serving(guard, http=guard.protocol) as server,
-        socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection,
-    ):
+    with guarded(echo) as (server, _), server.connected() as connection:
         connection.sendall(f"GET / {HANDSHAKE}".encode())
         server.run(asked.wait())
         server.call(found[0].data_received, early)
@@ -216,7 +200,7 @@ def test_frames_before_the_answer_to_a_handshake_wait_for_it(
 
 def test_thousands_of_pipelined_requests_hold_up_nobody() -> None:
     requests = 8000
-    with running() as hub, socket.create_connection(("127.0.0.1", hub.port), timeout=PATIENCE) as connection:
+    with running() as hub, hub.connected() as connection:
         assert hub.server is not None
         state = hub.server.server_state
 
@@ -239,17 +223,12 @@ def test_thousands_of_pipelined_requests_hold_up_nobody() -> None:
 def test_at_most_one_pipelined_request_waits() -> None:
     depths = []
 
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
+    async def answer_later(scope: Any, receive: Any, send: Any) -> None:
         depths.append(len(scope["state"]["connection"]._inner.pipeline))
         await asyncio.sleep(0)
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
+        await answer(scope, receive, send)
 
-    guard = ConnectionGuard(answer)
-    with (
-        serving(guard, http=guard.protocol) as server,
-        socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection,
-    ):
+    with guarded(answer_later) as (server, _), server.connected() as connection:
         connection.sendall(b"POST / HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc" * 200)
         wait_for(lambda: len(depths) == 200, "all of them")
     assert max(depths) <= 1
@@ -258,20 +237,15 @@ def test_at_most_one_pipelined_request_waits() -> None:
 def test_a_large_body_may_follow_a_request_whose_body_is_being_read() -> None:
     """uvicorn reads on for the first, and gets the body of the second with it."""
 
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
+    async def read_and_answer(scope: Any, receive: Any, send: Any) -> None:
         for _ in range(100):  # turns, in which the rest comes
             await asyncio.sleep(0)
         await receive()
         for _ in range(100):
             await asyncio.sleep(0)
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
+        await answer(scope, receive, send)
 
-    guard = ConnectionGuard(answer)
-    with (
-        serving(guard, http=guard.protocol) as server,
-        socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection,
-    ):
+    with guarded(read_and_answer) as (server, _), server.connected() as connection:
         head = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n"
         connection.sendall(head % 2 + b"{}" + head % 100_000 + bytes(100_000))
         found = b""
@@ -293,19 +267,10 @@ def test_an_error_in_a_slice_ends_its_connection_and_no_other(
             raise RuntimeError("a broken parser")
         receive(protocol, data)
 
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
-
     monkeypatch.setattr(HttpToolsProtocol, "data_received", receive_badly)
     if not at_once:
         monkeypatch.setattr(ConnectionGuard, "take_turn", lambda *_: False)
-    guard = ConnectionGuard(answer)
-    with serving(guard, http=guard.protocol) as server, ExitStack() as stack:
-        broken, good = (
-            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE))
-            for _ in range(2)
-        )
+    with guarded() as (server, guard), server.connected() as broken, server.connected() as good:
         wait_for(lambda: len(guard) == 2, "both")
 
         def receive_both() -> None:

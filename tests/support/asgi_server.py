@@ -1,6 +1,7 @@
 """A real uvicorn server for the applications of tests, in a thread of its own."""
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -52,6 +53,10 @@ class Threaded:
             return function(*arguments)
 
         return self.run(work())
+
+    def connected(self) -> socket.socket:
+        """A plain connection to it."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
     def stop(self) -> None:
         """End it as a signal would."""

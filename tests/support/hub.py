@@ -108,7 +108,7 @@ class Running(Threaded):
         """A request that the hub has authenticated: it asks for the body only then."""
         content = json.dumps(body).encode()
         head = f"Host: {self}\r\nAuthorization: Bearer {token}\r\nContent-Length: {len(content)}\r\n"
-        with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as raw:
+        with self.connected() as raw:
             raw.sendall(f"POST {path} HTTP/1.1\r\n{head}Expect: 100-continue\r\n\r\n".encode())
             assert raw.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
             yield UnfinishedRequest(raw, content)
