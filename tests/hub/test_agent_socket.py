@@ -191,14 +191,6 @@ def test_b1_every_type_of_frame_works_and_its_reply_carries_its_id(frame_id: str
     assert set(asked) == set(frames.TYPES)
 
 
-def test_b1_the_reply_to_a_frame_without_an_id_has_none() -> None:
-    with running() as hub, hub.agent("planner") as wire:
-        assert wire.ask("ping") == {"type": "pong"}
-        assert "id" not in wire.ask("message", to="nobody", body=1)
-        use_up(hub, "planner")
-        assert "id" not in wire.ask("ping")
-
-
 @pytest.mark.parametrize("frame_id", ["a-1", 7])
 def test_b1_errors_carry_the_id_for_every_type(frame_id: str | int) -> None:
     """Of bad frames too, unless it is the id that is bad."""

@@ -157,14 +157,6 @@ def test_b6_a_block_holds_on_every_hub_of_a_store_and_survives_all_of_them(fleet
         assert http.get("/api/tasks").status_code == 429
 
 
-def test_b6_a_request_whose_body_is_on_its_way_is_denied() -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
-        with hub.unfinished(hub.register("planner"), "/api/tasks", {"payload": 1}) as request:
-            block(admin)
-            assert request.finish() == 429
-        assert admin.get("/api/admin/tasks").json() == {"tasks": []}
-
-
 # Tasks ----------------------------------------------------------------------------------------------------------------
 
 

@@ -64,12 +64,6 @@ def test_b2_a_connection_that_does_not_identify_within_ten_seconds_is_closed() -
         wait_for(lambda: not hub.hub.presence.sockets, "the socket to be gone")
 
 
-def test_b2_an_identified_connection_stays_open() -> None:
-    with running() as hub, hub.agent("planner") as wire:
-        hub.clock.advance(3600)
-        assert wire.ask("ping") == {"type": "pong"}
-
-
 def test_b2_failed_identifies_are_limited_by_address() -> None:
     with running(Policy(addresses={"authentication": "3/minute"}), identify_within=60) as hub:
         token = hub.register("planner")

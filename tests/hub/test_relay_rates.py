@@ -11,18 +11,21 @@ from headgate.hub.sockets.relay import relay_limiter
 
 
 @pytest.mark.parametrize(
-    ("rate", "limit"),
+    ("rate", "burst", "limit"),
     [
-        ("1e3", "1000/second burst 10"),
-        ("2.5E-3", "0.0025/second burst 10"),
-        (".5", "0.5/second burst 10"),
-        ("3.", "3/second burst 10"),
-        (repr(1 / 3), "1 per 3 seconds burst 10"),
-        (repr(2**-20), "0.00000095367431640625/second burst 10"),
+        ("1.0", "10", "1/second burst 10"),
+        ("0.1", "3", "0.1/second burst 3"),
+        (" 100 ", " 7 ", "100/second burst 7"),
+        ("1e3", "10", "1000/second burst 10"),
+        ("2.5E-3", "10", "0.0025/second burst 10"),
+        (".5", "10", "0.5/second burst 10"),
+        ("3.", "10", "3/second burst 10"),
+        (repr(1 / 3), "10", "1 per 3 seconds burst 10"),
+        (repr(2**-20), "10", "0.00000095367431640625/second burst 10"),
     ],
 )
-def test_d4_a_rate_may_be_any_float(rate: str, limit: str) -> None:
-    limiter = relay_limiter(rate, "10", MemoryStore())
+def test_d4_a_rate_may_be_any_float(rate: str, burst: str, limit: str) -> None:
+    limiter = relay_limiter(rate, burst, MemoryStore())
     assert limiter is not None
     assert str(limiter.limit) == limit
 
