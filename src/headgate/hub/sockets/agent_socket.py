@@ -1,11 +1,10 @@
 """The WebSockets of agents at `/ws`: identification, then frame after frame, each checked by the gate."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from math import ceil
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from msgspec import UNSET, Raw, Struct
+from msgspec import UNSET, Raw
 
 from headgate.errors import HeadgateError, RateLimited, SessionClosed
 from headgate.gate import Gate
@@ -23,6 +22,7 @@ from headgate.hub.sockets import frames
 from headgate.hub.sockets.flood import MAX_INVALID, FloodControl, FloodCounter
 from headgate.hub.sockets.socket import POLICY_VIOLATION, TRY_LATER, Socket, disconnect
 from headgate.hub.tasks.scheduler import Scheduler
+from headgate.hub.tasks.task import Task
 from headgate.limits.clock import Clock
 from headgate.limits.decision import Decision, Outcome
 
@@ -273,7 +273,7 @@ class AgentSockets:
 
     async def _handle(self, connection: _AgentConnection, frame: frames.ClientFrame) -> None:
         try:
-            answer = await _HANDLERS[type(frame)](self, connection, frame)
+            answer = await self._answer(connection, frame)
         except Exception as error:  # noqa: BLE001 - the agent gets an answer; the log has the details
             answer = problem = _problem(error)
             if problem.error == "invalid":
@@ -281,16 +281,73 @@ class AgentSockets:
                 return
         await connection.send(answer, frame.id)
 
-    # One handler per frame type --------------------------------------------------------------------------------------
+    # What each frame does --------------------------------------------------------------------------------------------
 
-    async def _identify_again(self, connection: _AgentConnection, _frame: frames.Identify) -> frames.ServerFrame:
-        raise RequestError(409, "identified", f"this connection is {connection.agent!r} already; open another")
+    async def _answer(self, connection: _AgentConnection, frame: frames.ClientFrame) -> frames.ServerFrame:
+        agent, socket, messages = connection.agent, connection.socket, self._messages
+        match frame:
+            case frames.Identify():
+                raise RequestError(409, "identified", f"this connection is {agent!r} already; open another")
+            case frames.Ping():
+                return frames.Pong()
+            case frames.Status():
+                return await self._status(agent, frame)
+            case frames.ListAgents():
+                agents, more = self._presence.page(frame.limit, frame.after)
+                return frames.Agents(agents=agents, more=more)
+            case frames.ListChannels():
+                channels, more = messages.chat_channels(frame.limit, frame.after)
+                return frames.Channels(channels=channels, more=more)
+            case frames.ChannelHistory():
+                before = None if frame.before is UNSET else frame.before
+                found = await messages.history(frame.channel, frame.limit, before)
+                return frames.History(channel=frame.channel, messages=found)
+            case frames.SendMessage():
+                delivered = await messages.send(agent, frame.to, frame.body)
+                return frames.MessageSent(to=frame.to, delivered=delivered)
+            case frames.ChannelPublish():
+                number = await messages.publish(frame.channel, agent, frame.body)
+                return frames.Published(channel=frame.channel, number=number)
+            case frames.ChannelSubscribe():
+                messages.subscribe(frame.channel, socket)
+                return frames.Subscribed(channel=frame.channel)
+            case frames.ChannelUnsubscribe():
+                await messages.unsubscribe(frame.channel, socket)
+                return frames.Unsubscribed(channel=frame.channel)
+            case frames.SessionOpen():
+                rate = None if frame.rate is UNSET else frame.rate
+                burst = None if frame.burst is UNSET else frame.burst
+                session = await self._sessions.open(agent, str(frame.session), rate, burst)
+                return frames.SessionOpened(session=frame.session, limit=str(session.limit))
+            case frames.SessionSignal():
+                number = await self._sessions.write(agent, str(frame.session), frames.decode_signal(frame.signal))
+                return frames.SignalLogged(session=frame.session, number=number)
+            case frames.SessionClose():
+                await self._sessions.close(agent, str(frame.session))
+                return frames.SessionClosedFrame(session=frame.session)
+            case _:
+                task = await self._report(agent, frame)
+                return frames.TaskUpdated(task_id=task.task_id, state=task.state)
 
-    async def _ping(self, _connection: _AgentConnection, _frame: frames.Ping) -> frames.ServerFrame:
-        return frames.Pong()
+    async def _report(self, agent: str, frame: frames.ClientFrame) -> Task:
+        """What an agent reports about its task; the task after that."""
+        scheduler = self._scheduler
+        match frame:
+            case frames.TaskAccepted():
+                return await scheduler.accept(agent, frame.task_id)
+            case frames.TaskProgress():
+                return await scheduler.report_progress(agent, frame.task_id, frame.progress, frame.note)
+            case frames.TaskComplete():
+                result = bytes(frame.result) if isinstance(frame.result, Raw) else None
+                return await scheduler.complete(agent, frame.task_id, result)
+            case frames.TaskFailed():
+                return await scheduler.fail(agent, frame.task_id, frame.error, frame.retry)
+            case frames.TaskRecovering():
+                return await scheduler.recover(agent, frame.task_id)
+        raise TypeError(f"expected a frame of an agent, got {frame!r}")
 
-    async def _status(self, connection: _AgentConnection, frame: frames.Status) -> frames.ServerFrame:
-        agent, scheduler = connection.agent, self._scheduler
+    async def _status(self, agent: str, frame: frames.Status) -> frames.AgentStatus:
+        scheduler = self._scheduler
         if frame.status is not UNSET:
             scheduler.set_available(agent, frame.status == "idle")
         standing = await self._gate.astanding(agent)
@@ -303,96 +360,9 @@ class AgentSockets:
             quiet_left_ms=ceil(standing.quiet_left * 1000),
         )
 
-    async def _list_agents(self, _connection: _AgentConnection, frame: frames.ListAgents) -> frames.ServerFrame:
-        agents, more = self._presence.page(frame.limit, frame.after)
-        return frames.Agents(agents=agents, more=more)
-
-    async def _list_channels(self, _connection: _AgentConnection, frame: frames.ListChannels) -> frames.ServerFrame:
-        channels, more = self._messages.chat_channels(frame.limit, frame.after)
-        return frames.Channels(channels=channels, more=more)
-
-    async def _channel_history(self, _connection: _AgentConnection, frame: frames.ChannelHistory) -> frames.ServerFrame:
-        before = None if frame.before is UNSET else frame.before
-        messages = await self._messages.history(frame.channel, frame.limit, before)
-        return frames.History(channel=frame.channel, messages=messages)
-
-    async def _message(self, connection: _AgentConnection, frame: frames.SendMessage) -> frames.ServerFrame:
-        delivered = await self._messages.send(connection.agent, frame.to, frame.body)
-        return frames.MessageSent(to=frame.to, delivered=delivered)
-
-    async def _publish(self, connection: _AgentConnection, frame: frames.ChannelPublish) -> frames.ServerFrame:
-        number = await self._messages.publish(frame.channel, connection.agent, frame.body)
-        return frames.Published(channel=frame.channel, number=number)
-
-    async def _subscribe(self, connection: _AgentConnection, frame: frames.ChannelSubscribe) -> frames.ServerFrame:
-        self._messages.subscribe(frame.channel, connection.socket)
-        return frames.Subscribed(channel=frame.channel)
-
-    async def _unsubscribe(self, connection: _AgentConnection, frame: frames.ChannelUnsubscribe) -> frames.ServerFrame:
-        await self._messages.unsubscribe(frame.channel, connection.socket)
-        return frames.Unsubscribed(channel=frame.channel)
-
-    async def _task_accepted(self, connection: _AgentConnection, frame: frames.TaskAccepted) -> frames.ServerFrame:
-        task = await self._scheduler.accept(connection.agent, frame.task_id)
-        return frames.TaskUpdated(task_id=task.task_id, state=task.state)
-
-    async def _task_progress(self, connection: _AgentConnection, frame: frames.TaskProgress) -> frames.ServerFrame:
-        task = await self._scheduler.report_progress(connection.agent, frame.task_id, frame.progress, frame.note)
-        return frames.TaskUpdated(task_id=task.task_id, state=task.state)
-
-    async def _task_complete(self, connection: _AgentConnection, frame: frames.TaskComplete) -> frames.ServerFrame:
-        result = bytes(frame.result) if isinstance(frame.result, Raw) else None
-        task = await self._scheduler.complete(connection.agent, frame.task_id, result)
-        return frames.TaskUpdated(task_id=task.task_id, state=task.state)
-
-    async def _task_failed(self, connection: _AgentConnection, frame: frames.TaskFailed) -> frames.ServerFrame:
-        task = await self._scheduler.fail(connection.agent, frame.task_id, frame.error, frame.retry)
-        return frames.TaskUpdated(task_id=task.task_id, state=task.state)
-
-    async def _task_recovering(self, connection: _AgentConnection, frame: frames.TaskRecovering) -> frames.ServerFrame:
-        task = await self._scheduler.recover(connection.agent, frame.task_id)
-        return frames.TaskUpdated(task_id=task.task_id, state=task.state)
-
-    async def _session_open(self, connection: _AgentConnection, frame: frames.SessionOpen) -> frames.ServerFrame:
-        rate = None if frame.rate is UNSET else frame.rate
-        burst = None if frame.burst is UNSET else frame.burst
-        session = await self._sessions.open(connection.agent, str(frame.session), rate, burst)
-        return frames.SessionOpened(session=frame.session, limit=str(session.limit))
-
-    async def _session_signal(self, connection: _AgentConnection, frame: frames.SessionSignal) -> frames.ServerFrame:
-        signal = frames.decode_signal(frame.signal)
-        number = await self._sessions.write(connection.agent, str(frame.session), signal)
-        return frames.SignalLogged(session=frame.session, number=number)
-
-    async def _session_close(self, connection: _AgentConnection, frame: frames.SessionClose) -> frames.ServerFrame:
-        await self._sessions.close(connection.agent, str(frame.session))
-        return frames.SessionClosedFrame(session=frame.session)
-
 
 def _problem(error: Exception) -> frames.Problem:
     if isinstance(error, SessionClosed):
         return frames.Problem(error="session_closed", detail=str(error))
     known = as_request_error(error)
     return frames.Problem(error=known.error, detail=known.detail)
-
-
-_HANDLERS: Final[dict[type[Struct], Callable[[AgentSockets, _AgentConnection, Any], Awaitable[frames.ServerFrame]]]] = {
-    frames.Identify: AgentSockets._identify_again,
-    frames.Ping: AgentSockets._ping,
-    frames.Status: AgentSockets._status,
-    frames.ListAgents: AgentSockets._list_agents,
-    frames.ListChannels: AgentSockets._list_channels,
-    frames.ChannelHistory: AgentSockets._channel_history,
-    frames.SendMessage: AgentSockets._message,
-    frames.ChannelPublish: AgentSockets._publish,
-    frames.ChannelSubscribe: AgentSockets._subscribe,
-    frames.ChannelUnsubscribe: AgentSockets._unsubscribe,
-    frames.TaskAccepted: AgentSockets._task_accepted,
-    frames.TaskProgress: AgentSockets._task_progress,
-    frames.TaskComplete: AgentSockets._task_complete,
-    frames.TaskFailed: AgentSockets._task_failed,
-    frames.TaskRecovering: AgentSockets._task_recovering,
-    frames.SessionOpen: AgentSockets._session_open,
-    frames.SessionSignal: AgentSockets._session_signal,
-    frames.SessionClose: AgentSockets._session_close,
-}
