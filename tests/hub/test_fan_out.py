@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from headgate.hub.app import Hub
 from headgate.hub.sockets.socket import FanOut, Socket
-from tests.support.hub import running
+from tests.support.hub import hub_settings
 from tests.support.valkey import PATIENCE
 
 
@@ -81,82 +82,59 @@ async def test_a_reader_that_takes_everything_at_once_leaves_others_their_turns(
     assert turns.now - begin >= 39
 
 
-def test_all_subscribers_of_a_chat_channel_get_its_messages_in_the_same_order() -> None:
-    with running() as hub:
-        messages = hub.hub.messages
-
-        async def publish() -> tuple[list[int], list[list[int]]]:
-            readers = [Reader() for _ in range(180)]
-            for reader in readers:
-                messages.subscribe("general", reader.socket)
-            publications = []
-            async with messages._fan_out._turn:  # so that one is not delivered yet when the next is published
-                for reader in readers[:3]:
-                    publications.append(asyncio.ensure_future(messages.publish("general", "boss", Raw(b"1"))))
-                    await until(lambda: messages.accepted == len(publications))
-                    messages.unsubscribe_all(reader.socket)
-            numbers = list(await asyncio.gather(*publications))
-            await until(lambda: not any(reader.socket.queued for reader in readers))
-            return numbers, [[msgspec.json.decode(frame)["number"] for frame in reader.heard] for reader in readers]
-
-        numbers, heard = hub.run(publish())
+async def test_all_subscribers_of_a_chat_channel_get_its_messages_in_the_same_order() -> None:
+    async with Hub(hub_settings()) as hub:
+        messages, readers, publications = hub.messages, [Reader() for _ in range(180)], []
+        for reader in readers:
+            messages.subscribe("general", reader.socket)
+        async with messages._fan_out._turn:  # so that one is not delivered yet when the next is published
+            for reader in readers[:3]:
+                publications.append(asyncio.ensure_future(messages.publish("general", "boss", Raw(b"1"))))
+                await until(lambda: messages.accepted == len(publications))
+                messages.unsubscribe_all(reader.socket)
+        numbers = await asyncio.gather(*publications)
+        await until(lambda: not any(reader.socket.queued for reader in readers))
+        heard = [[msgspec.json.decode(frame)["number"] for frame in reader.heard] for reader in readers]
         assert heard == [[]] * 3 + [numbers] * 177
 
 
-def test_a_subscriber_that_leaves_during_a_delivery_gets_nothing_more() -> None:
-    with running() as hub:
-        messages = hub.hub.messages
-
-        async def publish() -> list[list[str]]:
-            readers = [Reader() for _ in range(180)]
-            for reader in readers:
-                messages.subscribe("general", reader.socket)
-            publication = asyncio.ensure_future(messages.publish("general", "boss", Raw(b"1")))
-            await until(lambda: bool(readers[0].heard))
-            messages.unsubscribe_all(readers[-1].socket)
-            await publication
-            return [reader.heard for reader in (readers[-2], readers[-1])]
-
-        stays, leaves = hub.run(publish())
-        assert (len(stays), leaves) == (1, [])
+async def test_a_subscriber_that_leaves_during_a_delivery_gets_nothing_more() -> None:
+    async with Hub(hub_settings()) as hub:
+        readers = [Reader() for _ in range(180)]
+        for reader in readers:
+            hub.messages.subscribe("general", reader.socket)
+        publication = asyncio.ensure_future(hub.messages.publish("general", "boss", Raw(b"1")))
+        await until(lambda: bool(readers[0].heard))
+        hub.messages.unsubscribe_all(readers[-1].socket)
+        await publication
+        assert (len(readers[-2].heard), readers[-1].heard) == (1, [])
 
 
-def test_a_reader_that_subscribes_again_is_not_told_of_the_deletion_before() -> None:
-    with running() as hub:
-        messages = hub.hub.messages
-
-        async def delete_and_create() -> list[str]:
-            reader = Reader()
-            await messages.create_chat_channel("room", "boss", "")
-            messages.subscribe("room", reader.socket)
-            reader.socket.hold()  # as while it reads slowly
-            await messages.delete_chat_channel("room", "boss", by_admin=False)
-            await messages.create_chat_channel("room", "boss", "")
-            messages.subscribe("room", reader.socket)
-            reader.socket.release()
-            await messages.publish("room", "boss", Raw(b"1"))
-            await until(lambda: bool(reader.heard))
-            return [msgspec.json.decode(frame)["type"] for frame in reader.heard]
-
-        assert hub.run(delete_and_create()) == ["channel_message"]
+async def test_a_reader_that_subscribes_again_is_not_told_of_the_deletion_before() -> None:
+    async with Hub(hub_settings()) as hub:
+        messages, reader = hub.messages, Reader()
+        await messages.create_chat_channel("room", "boss", "")
+        messages.subscribe("room", reader.socket)
+        reader.socket.hold()  # as while it reads slowly
+        await messages.delete_chat_channel("room", "boss", by_admin=False)
+        await messages.create_chat_channel("room", "boss", "")
+        messages.subscribe("room", reader.socket)
+        reader.socket.release()
+        await messages.publish("room", "boss", Raw(b"1"))
+        await until(lambda: bool(reader.heard))
+        assert [msgspec.json.decode(frame)["type"] for frame in reader.heard] == ["channel_message"]
 
 
-def test_a_subscription_has_ended_when_the_reader_has_got_what_came_before() -> None:
-    with running() as hub:
-        messages = hub.hub.messages
-
-        async def unsubscribe() -> tuple[list[str], list[str]]:
-            reader = Reader()
-            messages.subscribe("general", reader.socket)
-            reader.socket.hold()  # as while it reads slowly
-            await messages.publish("general", "boss", Raw(b"1"))
-            end = asyncio.ensure_future(messages.unsubscribe("general", reader.socket))
-            await until(lambda: not messages.chat_channel("general").subscribers)
-            assert not end.done()
-            before = list(reader.heard)
-            reader.socket.release()
-            await end
-            return before, reader.heard
-
-        before, after = hub.run(unsubscribe())
-        assert (len(before), len(after)) == (0, 1)
+async def test_a_subscription_has_ended_when_the_reader_has_got_what_came_before() -> None:
+    async with Hub(hub_settings()) as hub:
+        messages, reader = hub.messages, Reader()
+        messages.subscribe("general", reader.socket)
+        reader.socket.hold()  # as while it reads slowly
+        await messages.publish("general", "boss", Raw(b"1"))
+        end = asyncio.ensure_future(messages.unsubscribe("general", reader.socket))
+        await until(lambda: not messages.chat_channel("general").subscribers)
+        assert not end.done()
+        assert reader.heard == []
+        reader.socket.release()
+        await end
+        assert len(reader.heard) == 1

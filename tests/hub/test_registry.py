@@ -3,16 +3,16 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import uuid4
 
 import pytest
 
-from headgate.hub.agents.registry import LONGEST_TOKEN
+from headgate.hub.agents.registry import LONGEST_TOKEN, Registry
 from headgate.hub.errors import RequestError
-from tests.support.registry import in_database, in_redis, refused, until
+from tests.support.registry import in_database, in_redis, refused, revocations, until
 from tests.support.valkey import Server
 
 Open: TypeAlias = Callable[..., Any]
@@ -28,71 +28,73 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     return lambda **options: in_redis(server.url, prefix, **options)
 
 
-async def test_a_token_belongs_to_one_agent(opened: Open) -> None:
-    async with opened() as registry:
-        first, second = await registry.register("first"), await registry.register("second é\u4e2d")
-        assert first.startswith("hg_")
-        assert len(first) > 40
-        assert await registry.verify("first", first)
-        assert await registry.verify("second é\u4e2d", second)
-        assert not await registry.verify("first", second)
-        assert not await registry.verify("nobody", first)
-        assert (await registry.owner(first), await registry.owner(second)) == ("first", "second é\u4e2d")
-        assert await registry.knows("first")
-        assert not await registry.knows("nobody")
+@pytest.fixture
+def registry(opened: Open, runner: asyncio.Runner) -> Iterator[Registry]:
+    opening = opened()
+    yield runner.run(opening.__aenter__())
+    runner.run(opening.__aexit__(None, None, None))
 
 
-async def test_any_text_may_be_presented_as_a_token(opened: Open) -> None:
-    async with opened() as registry:
-        token = await registry.register("a")
-        for wrong in (
-            "",
-            " ",
-            token[:-1],
-            token + "=",
-            token.upper(),
-            "\ud800",
-            "\0",
-            "é",
-            "x" * 10_000_000,
-            "hg_",
-        ):
-            assert not await registry.verify("a", wrong)
-            assert await registry.owner(wrong) is None
-        for nobody in ("", "\ud800", "\0", "x" * 100_000, "a\n"):
-            assert not await registry.verify(nobody, token)
-            assert not await registry.knows(nobody)
-            assert await refused(registry.rotate(nobody)) == (404, "unknown_agent")
-            assert await refused(registry.revoke(nobody)) == (404, "unknown_agent")
-            assert isinstance(await registry.agents(nobody), list)
-        assert await registry.verify("a", token)
+async def test_a_token_belongs_to_one_agent(registry: Registry) -> None:
+    first, second = await registry.register("first"), await registry.register("second é\u4e2d")
+    assert first.startswith("hg_")
+    assert len(first) > 40
+    assert await registry.verify("first", first)
+    assert await registry.verify("second é\u4e2d", second)
+    assert not await registry.verify("first", second)
+    assert not await registry.verify("nobody", first)
+    assert (await registry.owner(first), await registry.owner(second)) == ("first", "second é\u4e2d")
+    assert await registry.knows("first")
+    assert not await registry.knows("nobody")
 
 
-async def test_an_overlong_token_is_not_hashed(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened() as registry:
-        await registry.register("a")
-        monkeypatch.setattr(hashlib, "sha256", None)
-        assert not await registry.verify("a", "x" * (LONGEST_TOKEN + 1))
-        assert await registry.owner("x" * (LONGEST_TOKEN + 1)) is None
+async def test_any_text_may_be_presented_as_a_token(registry: Registry) -> None:
+    token = await registry.register("a")
+    for wrong in (
+        "",
+        " ",
+        token[:-1],
+        token + "=",
+        token.upper(),
+        "\ud800",
+        "\0",
+        "é",
+        "x" * 10_000_000,
+        "hg_",
+    ):
+        assert not await registry.verify("a", wrong)
+        assert await registry.owner(wrong) is None
+    for nobody in ("", "\ud800", "\0", "x" * 100_000, "a\n"):
+        assert not await registry.verify(nobody, token)
+        assert not await registry.knows(nobody)
+        assert await refused(registry.rotate(nobody)) == (404, "unknown_agent")
+        assert await refused(registry.revoke(nobody)) == (404, "unknown_agent")
+        assert isinstance(await registry.agents(nobody), list)
+    assert await registry.verify("a", token)
 
 
-async def test_a_taken_id_is_refused_and_its_token_stays_valid(opened: Open) -> None:
-    async with opened() as registry:
-        token = await registry.register("a")
-        assert await refused(registry.register("a")) == (409, "exists")
-        assert await refused(registry.register("a", by_admin=True)) == (409, "exists")
-        assert await registry.verify("a", token)
+async def test_an_overlong_token_is_not_hashed(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    await registry.register("a")
+    monkeypatch.setattr(hashlib, "sha256", None)
+    assert not await registry.verify("a", "x" * (LONGEST_TOKEN + 1))
+    assert await registry.owner("x" * (LONGEST_TOKEN + 1)) is None
 
 
-async def test_one_of_fifty_concurrent_registrations_of_an_id_succeeds(opened: Open) -> None:
-    async with opened() as registry:
-        results = await asyncio.gather(*[registry.register("a") for _ in range(50)], return_exceptions=True)
-        tokens = [result for result in results if isinstance(result, str)]
-        assert len(tokens) == 1
-        assert {result.status for result in results if isinstance(result, RequestError)} == {409}
-        assert await registry.verify("a", tokens[0])
-        others = await asyncio.gather(*[registry.register(f"agent-{number}") for number in range(50)])
-        assert [await registry.owner(token) for token in others] == [f"agent-{number}" for number in range(50)]
+async def test_a_taken_id_is_refused_and_its_token_stays_valid(registry: Registry) -> None:
+    token = await registry.register("a")
+    assert await refused(registry.register("a")) == (409, "exists")
+    assert await refused(registry.register("a", by_admin=True)) == (409, "exists")
+    assert await registry.verify("a", token)
+
+
+async def test_one_of_fifty_concurrent_registrations_of_an_id_succeeds(registry: Registry) -> None:
+    results = await asyncio.gather(*[registry.register("a") for _ in range(50)], return_exceptions=True)
+    tokens = [result for result in results if isinstance(result, str)]
+    assert len(tokens) == 1
+    assert {result.status for result in results if isinstance(result, RequestError)} == {409}
+    assert await registry.verify("a", tokens[0])
+    others = await asyncio.gather(*[registry.register(f"agent-{number}") for number in range(50)])
+    assert [await registry.owner(token) for token in others] == [f"agent-{number}" for number in range(50)]
 
 
 async def test_names_are_checked(opened: Open) -> None:
@@ -108,68 +110,62 @@ async def test_names_are_checked(opened: Open) -> None:
         await registry.register("x" * 128)
 
 
-async def test_a_rotated_token_replaces_the_old_one(opened: Open) -> None:
-    told: list[str] = []
-    async with opened() as registry:
-        registry.on_revocation(told.append)
-        old = await registry.register("a")
-        assert told == []
-        new = await registry.rotate("a")
-        assert told == ["a"]
-        assert new != old
-        assert (await registry.verify("a", old), await registry.owner(old)) == (False, None)
-        assert (await registry.verify("a", new), await registry.owner(new)) == (True, "a")
-        assert await refused(registry.rotate("b")) == (404, "unknown_agent")
+async def test_a_rotated_token_replaces_the_old_one(registry: Registry) -> None:
+    told = revocations(registry)
+    old = await registry.register("a")
+    assert told == []
+    new = await registry.rotate("a")
+    assert told == ["a"]
+    assert new != old
+    assert (await registry.verify("a", old), await registry.owner(old)) == (False, None)
+    assert (await registry.verify("a", new), await registry.owner(new)) == (True, "a")
+    assert await refused(registry.rotate("b")) == (404, "unknown_agent")
 
 
-async def test_a_token_replaces_itself_once(opened: Open) -> None:
-    async with opened() as registry:
-        old = await registry.register("a")
-        rotations = await asyncio.gather(*[registry.rotate("a", old) for _ in range(20)], return_exceptions=True)
-        (new,) = [token for token in rotations if isinstance(token, str)]
-        errors = {(error.status, error.error) for error in rotations if isinstance(error, RequestError)}
-        assert (errors, await registry.owner(new)) == ({(401, "unauthorized")}, "a")
-        assert await refused(registry.revoke("a", old)) == (401, "unauthorized")
-        assert await registry.verify("a", new)
-        assert await registry.revoke("a", new)
+async def test_a_token_replaces_itself_once(registry: Registry) -> None:
+    old = await registry.register("a")
+    rotations = await asyncio.gather(*[registry.rotate("a", old) for _ in range(20)], return_exceptions=True)
+    (new,) = [token for token in rotations if isinstance(token, str)]
+    errors = {(error.status, error.error) for error in rotations if isinstance(error, RequestError)}
+    assert (errors, await registry.owner(new)) == ({(401, "unauthorized")}, "a")
+    assert await refused(registry.revoke("a", old)) == (401, "unauthorized")
+    assert await registry.verify("a", new)
+    assert await registry.revoke("a", new)
 
 
-async def test_a_revoked_token_is_invalid_and_the_id_stays_taken(opened: Open) -> None:
-    told: list[str] = []
-    async with opened() as registry:
-        registry.on_revocation(told.append)
-        token = await registry.register("a")
-        assert await registry.revoke("a")
-        assert told == ["a"]
-        assert not await registry.revoke("a")
-        assert told == ["a"]
-        assert (await registry.verify("a", token), await registry.owner(token)) == (False, None)
-        assert not await registry.knows("a")
-        assert await refused(registry.register("a", by_admin=True)) == (409, "exists")
-        assert await refused(registry.rotate("a", token)) == (403, "revoked")
-        assert not await registry.revoke("a", token)
-        again = await registry.rotate("a")
-        assert await registry.verify("a", again)
-        assert not await registry.verify("a", token)
-        assert await refused(registry.revoke("b")) == (404, "unknown_agent")
+async def test_a_revoked_token_is_invalid_and_the_id_stays_taken(registry: Registry) -> None:
+    told = revocations(registry)
+    token = await registry.register("a")
+    assert await registry.revoke("a")
+    assert told == ["a"]
+    assert not await registry.revoke("a")
+    assert told == ["a"]
+    assert (await registry.verify("a", token), await registry.owner(token)) == (False, None)
+    assert not await registry.knows("a")
+    assert await refused(registry.register("a", by_admin=True)) == (409, "exists")
+    assert await refused(registry.rotate("a", token)) == (403, "revoked")
+    assert not await registry.revoke("a", token)
+    again = await registry.rotate("a")
+    assert await registry.verify("a", again)
+    assert not await registry.verify("a", token)
+    assert await refused(registry.revoke("b")) == (404, "unknown_agent")
 
 
-async def test_agents_are_listed_page_by_page(opened: Open) -> None:
-    async with opened() as registry:
-        names = ["a", "B", "é", "z z", "\U00020000", "(", "--", "+", "[", "10", "9", "\ufa0e"]
-        for name in names:
-            await registry.register(name)
-        await registry.revoke("é")
-        everything = await registry.agents()
-        assert [one.agent for one in everything] == sorted(names)
-        assert [one.agent for one in everything if one.revoked] == ["é"]
-        assert all(1.6e9 < one.at < 1e11 for one in everything)
-        pages, after = [], ""
-        while page := await registry.agents(after, 5):
-            pages.append(len(page))
-            assert page == everything[sum(pages) - len(page) : sum(pages)]
-            after = page[-1].agent
-        assert pages == [5, 5, 2]
+async def test_agents_are_listed_page_by_page(registry: Registry) -> None:
+    names = ["a", "B", "é", "z z", "\U00020000", "(", "--", "+", "[", "10", "9", "\ufa0e"]
+    for name in names:
+        await registry.register(name)
+    await registry.revoke("é")
+    everything = await registry.agents()
+    assert [one.agent for one in everything] == sorted(names)
+    assert [one.agent for one in everything if one.revoked] == ["é"]
+    assert all(1.6e9 < one.at < 1e11 for one in everything)
+    pages, after = [], ""
+    while page := await registry.agents(after, 5):
+        pages.append(len(page))
+        assert page == everything[sum(pages) - len(page) : sum(pages)]
+        after = page[-1].agent
+    assert pages == [5, 5, 2]
 
 
 async def test_the_mode_decides_who_may_register(opened: Open) -> None:
@@ -216,9 +212,8 @@ async def test_agents_and_invitations_survive_a_restart(opened: Open) -> None:
         spent, code = await registry.invite(), await registry.invite()
         await registry.register("last", spent)
         before = await registry.agents()
-    told: list[str] = []
     async with opened(mode="invitation") as registry:
-        registry.on_revocation(told.append)
+        told = revocations(registry)
         assert await registry.agents() == before
         assert [name for name, token in tokens.items() if not await registry.verify(name, token)] == ["agent-1"]
         assert not await registry.verify("agent-0", old)
@@ -228,19 +223,17 @@ async def test_agents_and_invitations_survive_a_restart(opened: Open) -> None:
         assert told == []
 
 
-async def test_a_revocation_is_announced_even_if_its_caller_is_cancelled(opened: Open) -> None:
+async def test_a_revocation_is_announced_even_if_its_caller_is_cancelled(registry: Registry) -> None:
     """A client that hangs up while its request is carried out must not leave a token that works after all."""
-    told: list[str] = []
-    async with opened() as registry:
-        registry.on_revocation(told.append)
-        token = await registry.register("a")
-        request = asyncio.create_task(registry.revoke("a"))
-        await asyncio.sleep(0)
-        request.cancel()
-        await asyncio.gather(request, return_exceptions=True)
-        assert request.cancelled()
-        await until(lambda: told == ["a"], "the revocation")
-        assert not await registry.verify("a", token)
+    told = revocations(registry)
+    token = await registry.register("a")
+    request = asyncio.create_task(registry.revoke("a"))
+    await asyncio.sleep(0)
+    request.cancel()
+    await asyncio.gather(request, return_exceptions=True)
+    assert request.cancelled()
+    await until(lambda: told == ["a"], "the revocation")
+    assert not await registry.verify("a", token)
 
 
 async def test_a_failing_listener_does_not_affect_others(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
@@ -306,13 +299,12 @@ async def test_the_number_of_agents_is_bounded_except_for_the_admin(opened: Open
         await registry.register("d", codes[2])  # which was not used up
 
 
-async def test_one_agent_is_found_by_its_name(opened: Open) -> None:
-    async with opened() as registry:
-        await registry.register("first")
-        await registry.register("second")
-        await registry.revoke("second")
-        first, second = await registry.find("first"), await registry.find("second")
-        assert [first, second] == await registry.agents()
-        assert (first.revoked, second.revoked) == (False, True)
-        for nobody in ("fir", "First", "", "\ud800", "x" * 1000, "*"):
-            assert await registry.find(nobody) is None
+async def test_one_agent_is_found_by_its_name(registry: Registry) -> None:
+    await registry.register("first")
+    await registry.register("second")
+    await registry.revoke("second")
+    first, second = await registry.find("first"), await registry.find("second")
+    assert [first, second] == await registry.agents()
+    assert [one is not None and one.revoked for one in (first, second)] == [False, True]
+    for nobody in ("fir", "First", "", "\ud800", "x" * 1000, "*"):
+        assert await registry.find(nobody) is None

@@ -13,7 +13,7 @@ from headgate import StoreAway
 from headgate.hub.agents.registry import Registry
 from headgate.stores.redis import agents as module
 from tests.support.cluster import steady_cluster
-from tests.support.registry import in_redis, refused, until
+from tests.support.registry import in_redis, refused, revocations, until
 from tests.support.valkey import Server
 
 
@@ -34,9 +34,7 @@ def server() -> Iterator[Server]:
 
 async def test_two_hubs_know_the_same_agents_and_hear_of_each_others_changes(redis_server: Server, prefix: str) -> None:
     async with in_redis(redis_server.url, prefix) as one, in_redis(redis_server.url, prefix) as other:
-        heard: dict[str, list[str]] = {"one": [], "other": []}
-        one.on_revocation(heard["one"].append)
-        other.on_revocation(heard["other"].append)
+        heard = {"one": revocations(one), "other": revocations(other)}
         token = await one.register("a")
         assert await other.verify("a", token)
         assert await other.owner(token) == "a"
@@ -68,8 +66,7 @@ async def test_revocations_missed_while_disconnected_are_announced_once(
     monkeypatch.setattr(module, "_PAGE", 2)
     monkeypatch.setattr(module, "_POLL_AFTER", 3600)
     async with in_redis(redis_server.url, prefix) as one, in_redis(redis_server.url, prefix) as other:
-        heard: list[str] = []
-        one.on_revocation(heard.append)
+        heard = revocations(one)
         for name in "abcdef":
             await other.register(name)
         await other.revoke("a")
@@ -93,8 +90,7 @@ async def test_changes_are_polled_when_a_connection_dies_silently(
 ) -> None:
     monkeypatch.setattr(module, "_POLL_AFTER", 0.05)
     async with in_redis(redis_server.url, prefix) as one:
-        heard: list[str] = []
-        one.on_revocation(heard.append)
+        heard = revocations(one)
         await one.register("a")
         with redis_server.client() as client:  # a change of which no message comes
             client.zadd(f"{prefix.rstrip(':')}-admin:{{agents}}1:changes", {"a": 5e15})
@@ -133,8 +129,7 @@ async def test_agents_in_a_cluster() -> None:
     with steady_cluster() as nodes:
         url = f"redis+cluster://127.0.0.1:{nodes[0].port},127.0.0.1:{nodes[1].port}"
         async with in_redis(url, "hubs:") as one, in_redis(url, "hubs:") as other:
-            heard: list[str] = []
-            one.on_revocation(heard.append)
+            heard = revocations(one)
             token = await one.register("a")
             assert await other.verify("a", token)
             assert await other.owner(token) == "a"
@@ -148,8 +143,7 @@ async def test_agents_in_a_cluster() -> None:
 
 async def test_during_an_outage_only_known_agents_are_verified(server: Server) -> None:
     async with in_redis(server.url, "hubs:") as one, in_redis(server.url, "hubs:") as other:
-        heard: list[str] = []
-        one.on_revocation(heard.append)
+        heard = revocations(one)
         known, unseen = await one.register("known"), await one.register("unseen")
         rotated, revoked = await one.register("rotated"), await one.register("revoked")
         by_token = await one.register("by-token")
@@ -276,8 +270,7 @@ async def test_a_hub_started_during_an_outage_follows_changes_afterwards(server:
         token = await early.register("a")
     server.kill()
     async with in_redis(server.url, "hubs:") as registry:
-        heard: list[str] = []
-        registry.on_revocation(heard.append)
+        heard = revocations(registry)
         with pytest.raises(StoreAway):
             await registry.verify("a", token)
         server.start()
@@ -290,8 +283,7 @@ async def test_a_hub_started_during_an_outage_follows_changes_afterwards(server:
 @pytest.mark.long
 async def test_a_change_whose_answer_timed_out_is_announced(server: Server) -> None:
     async with impatient(server, "a") as (registry, token):
-        heard: list[str] = []
-        registry.on_revocation(heard.append)
+        heard = revocations(registry)
         server.signal(signal.SIGSTOP)
         with pytest.raises(StoreAway):
             await registry.revoke("a")  # which waits in the server's socket, and is carried out later

@@ -42,6 +42,13 @@ async def in_database(path: Path, **options: Any) -> AsyncIterator[Registry]:
         database.close()
 
 
+def revocations(registry: Registry) -> list[str]:
+    """The agents whose tokens are revoked or replaced from now on, as the registry tells of them."""
+    told: list[str] = []
+    registry.on_revocation(told.append)
+    return told
+
+
 async def refused(work: Awaitable[object]) -> tuple[int, str]:
     """The status and error with which something is refused."""
     with pytest.raises(RequestError) as caught:
