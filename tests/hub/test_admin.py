@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headgate import ManualClock, MemoryStore, Outcome, Policy
+from headgate import Outcome, Policy
 from headgate.hub.app import Hub
 from headgate.hub.config_file import ConfigFile
 from tests.support.admin import FEW, LIMITS, called, ping, use_up
@@ -233,9 +233,7 @@ def test_the_admin_lists_all_tasks_and_adds_some() -> None:
 async def test_reload_reads_the_policy_file_again(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limits]\nlight = "2/minute"\n')
-    store = MemoryStore(clock=ManualClock(start=1000))
-    hub = Hub(hub_settings(), Policy.load(file), config=ConfigFile(file), store=store)
-    async with hub, called(hub) as admin:
+    async with Hub(hub_settings(), Policy.load(file), config=ConfigFile(file)) as hub, called(hub) as admin:
 
         async def light() -> str:
             limits: str = (await admin.get(LIMITS)).json()["defaults"]["ws"]["light"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headgate import ManualClock, MemoryStore, Policy
+from headgate import Policy
 from headgate.hub.app import Hub
 from headgate.hub.config_file import ConfigFile
 from headgate.hub.settings import LOG_LEVELS
@@ -104,9 +104,8 @@ async def test_a_reload_says_what_waits_for_a_restart(
     monkeypatch.setenv("HEADGATE_MAX_MAIL", "7")
     file = tmp_path / "headgate.toml"
     file.write_text("[hub]\nport = 1\nmax_tasks = 5\nwebhooks = []\n")
-    store = MemoryStore(clock=ManualClock(start=1000))
-    hub = Hub(hub_settings(), Policy.load(file), config=ConfigFile(file, {"host": "::1"}), store=store)
-    async with hub, called(hub) as admin:
+    config = ConfigFile(file, {"host": "::1"})
+    async with Hub(hub_settings(), Policy.load(file), config=config) as hub, called(hub) as admin:
 
         async def reload() -> Any:
             answer = await admin.post("/api/admin/reload")

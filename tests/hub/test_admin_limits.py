@@ -9,7 +9,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from headgate import ManualClock, MemoryStore, Policy
+from headgate import Policy
 from headgate.events import Event, PolicyChanged
 from headgate.gate.change_log import MemoryChangeLog
 from headgate.hub.api.routes import ROUTES
@@ -418,9 +418,7 @@ def test_b6_changed_defaults_are_taken_back_at_once_and_for_good(tmp_path: Path)
 async def test_b6_every_value_of_the_policy_tells_where_it_comes_from(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limits]\nlight = "2/minute"\n')
-    store = MemoryStore(clock=ManualClock(start=1000))
-    hub = Hub(hub_settings(), Policy.load(file), config=ConfigFile(file), store=store)
-    async with hub, called(hub) as admin:
+    async with Hub(hub_settings(), Policy.load(file), config=ConfigFile(file)) as hub, called(hub) as admin:
 
         async def shown() -> dict[str, Any]:
             found: dict[str, Any] = (await admin.get("/api/admin/policy")).json()

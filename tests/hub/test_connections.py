@@ -193,17 +193,12 @@ def open_transports(hub: Running) -> int:
     return len(hub.server.server_state.connections)
 
 
-def test_a_connection_that_neither_reads_nor_answers_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    with running(Policy(exempt=["boss"]), max_waiting=2) as hub, stuck(hub):
-        monkeypatch.setattr(GuardedConnection, "write_within", 0.2)
-        wait_for(lambda: not hub.hub.presence.sockets_of("slow"), "it to be gone")
-        wait_for(lambda: open_transports(hub) <= 1, "its socket to be closed")
-
-
-def test_a_connection_that_closes_without_reading_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_connection_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch, closes: bool) -> None:
     with running(Policy(exempt=["boss"]), max_waiting=2) as hub, stuck(hub) as slow:
         monkeypatch.setattr(GuardedConnection, "write_within", 0.2)
-        goodbye = b"\x88\x82" + bytes(4) + (1000).to_bytes(2, "big")
-        slow.socket.socket.sendall(goodbye)
+        if closes:
+            goodbye = b"\x88\x82" + bytes(4) + (1000).to_bytes(2, "big")
+            slow.socket.socket.sendall(goodbye)
         wait_for(lambda: not hub.hub.presence.sockets_of("slow"), "it to be gone")
         wait_for(lambda: open_transports(hub) <= 1, "its socket to be closed")

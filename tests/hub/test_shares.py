@@ -12,10 +12,11 @@ from msgspec import Raw
 from headgate import ManualClock, Policy
 from headgate.hub.agents import counter_shares
 from headgate.hub.agents.counter_shares import CounterShares
+from headgate.hub.app import Hub
 from headgate.hub.errors import RequestError
 from headgate.hub.storage import database
 from headgate.hub.storage.database import Retention, TotalRetention
-from tests.support.hub import ADMIN, AgentConnection, Running, running
+from tests.support.hub import ADMIN, AgentConnection, Running, hub_settings, running
 
 ROOMY = Policy(limits=dict.fromkeys(("light", "normal", "heavy"), "1000000/minute"))
 
@@ -68,31 +69,21 @@ def test_subscribers_of_a_deleted_chat_channel_get_nothing_of_its_successor() ->
             assert reader.ask("ping") == {"type": "pong"}
 
 
-def test_messages_to_a_chat_channel_that_is_being_deleted_are_refused_and_not_in_its_successor() -> None:
-    with running(ROOMY) as hub:
-        messages = hub.hub.messages
-
-        async def publish_and_delete() -> tuple[object, ...]:
-            await messages.create_chat_channel("a", "owner", "")
-            return await asyncio.gather(
-                messages.publish("a", "owner", Raw(b"1")),
-                messages.delete_chat_channel("a", "owner", by_admin=False),
-                messages.publish("a", "owner", Raw(b"2")),
-                messages.create_chat_channel("a", "other", ""),
-                messages.publish("a", "owner", Raw(b"3")),
-                messages.delete_chat_channel("a", "owner", by_admin=False),
-                return_exceptions=True,
-            )
-
-        done = hub.run(publish_and_delete())
-        assert [getattr(one, "error", None) for one in done] == [
-            None,
-            None,
-            "unknown_channel",
-            None,
-            *["unknown_channel"] * 2,
-        ]
-        assert hub.run(messages.history("a", 10)) == []
+async def test_messages_to_a_chat_channel_that_is_being_deleted_are_refused_and_not_in_its_successor() -> None:
+    async with Hub(hub_settings()) as hub:
+        messages, unknown = hub.messages, "unknown_channel"
+        await messages.create_chat_channel("a", "owner", "")
+        done = await asyncio.gather(
+            messages.publish("a", "owner", Raw(b"1")),
+            messages.delete_chat_channel("a", "owner", by_admin=False),
+            messages.publish("a", "owner", Raw(b"2")),
+            messages.create_chat_channel("a", "other", ""),
+            messages.publish("a", "owner", Raw(b"3")),
+            messages.delete_chat_channel("a", "owner", by_admin=False),
+            return_exceptions=True,
+        )
+        assert [getattr(one, "error", None) for one in done] == [None, None, unknown, None, unknown, unknown]
+        assert await messages.history("a", 10) == []
         assert messages.chat_channel("a").creator == "other"
 
 
