@@ -10,7 +10,6 @@ The attacks on the connections themselves are in attacks.py.
 import asyncio
 import json
 import sys
-import time
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from headgate.proto import envelope_pb2 as wire
-from tests.support.attacks import HANDSHAKE, RECONNECTS
+from tests.support.attacks import HANDSHAKE, repeat
 from tests.support.fuzzer import websocket_frame
 
 CONNECTIONS: Final = 10
@@ -54,20 +53,7 @@ Attack = Callable[[Target], Awaitable[None]]
 
 
 async def _repeat(target: Target, attacks: list[Callable[[], Awaitable[None]]]) -> None:
-    """Run attacks at once, each again and again, until the time is over."""
-
-    async def attacker(attack: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            begin = time.monotonic()
-            with suppress(OSError, asyncio.IncompleteReadError):
-                await attack()
-            target.answers["closed"] += 1
-            await asyncio.sleep(max(begin + 1 / RECONNECTS - time.monotonic(), 0))
-
-    with suppress(TimeoutError):
-        async with asyncio.timeout(target.seconds), asyncio.TaskGroup() as group:
-            for attack in attacks:
-                group.create_task(attacker(attack))
+    await repeat(attacks, target.seconds, lambda: target.answers.update(["closed"]))
 
 
 def request(method: str, path: str, token: str = "", body: str = "", more: str = "") -> bytes:

@@ -1,4 +1,4 @@
-"""Hostile clients: each function attacks a hub on the loopback address for some seconds, and returns what it sent.
+"""Hostile clients: each attack on a hub on the loopback address goes on for some seconds, and counts what it sends.
 
     attacks.py NAME PORT SECONDS [CONNECTIONS]
 
@@ -9,10 +9,10 @@ it opened. An attacker whose connection is closed opens another, at most `RECONN
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 HANDSHAKE: Final = (
     "HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
@@ -40,6 +40,22 @@ class Harm:
     """Connections that the hub closed."""
 
 
+Attack: TypeAlias = Callable[[int, Harm], Awaitable[None]]
+"""What one connection to a port does, until the hub closes it."""
+ATTACKS: Final[dict[str, tuple[Attack, int]]] = {}
+"""By name, with the number of connections."""
+
+
+def attack(*, connections: int) -> Callable[[Attack], Attack]:
+    """Add an attack under its name."""
+
+    def add(one: Attack) -> Attack:
+        ATTACKS[one.__name__] = one, connections
+        return one
+
+    return add
+
+
 @asynccontextmanager
 async def _connected(port: int, harm: Harm) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -63,165 +79,126 @@ async def _discard(reader: asyncio.StreamReader) -> None:
         pass
 
 
-async def _repeat(attack: Callable[[], Awaitable[None]], harm: Harm, connections: int, seconds: float) -> Harm:
-    """Run an attack on many connections, again and again, until the time is over."""
+async def repeat(attacks: Iterable[Callable[[], Awaitable[None]]], seconds: float, closed: Callable[[], None]) -> None:
+    """Run attacks at once, each again and again, until the time is over; `closed` is called at the end of each."""
 
-    async def attacker() -> None:
+    async def attacker(attack: Callable[[], Awaitable[None]]) -> None:
         while True:
             begin = time.monotonic()
             with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
                 await attack()
-            harm.closed += 1
+            closed()
             await asyncio.sleep(max(begin + 1 / RECONNECTS - time.monotonic(), 0))
 
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
-            for _ in range(connections):
-                group.create_task(attacker())
-    return harm
+            for attack in attacks:
+                group.create_task(attacker(attack))
 
 
 async def _flood(
-    port: int, path: str, first: bytes, frame: bytes, connections: int, seconds: float, *, read: bool
-) -> Harm:
-    harm, frames = Harm(), max(_WRITE // len(frame), 1)
-
-    async def attack() -> None:
-        async with _connected(port, harm) as (reader, writer):
-            await _upgrade(reader, writer, path)
-            reading = asyncio.ensure_future(_discard(reader)) if read else None
-            try:
-                writer.write(first)
-                while reading is None or not reading.done():
-                    writer.write(frame * frames)
-                    harm.sent += frames
-                    await asyncio.sleep(0)
-                    await writer.drain()
-            finally:
-                if reading is not None:
-                    reading.cancel()
-
-    return await _repeat(attack, harm, connections, seconds)
-
-
-async def ping_flood(port: int, *, connections: int = 30, seconds: float = 30.0, path: str = "/ws") -> Harm:
-    """Send pings of the WebSocket protocol without a pause, and read the pongs. Counts pings."""
-    return await _flood(port, path, b"", PING, connections, seconds, read=True)
-
-
-async def unread_pongs(port: int, *, connections: int = 1, seconds: float = 30.0, path: str = "/ws") -> Harm:
-    """Send the largest pings without a pause, and read no pong. Counts pings."""
-    return await _flood(port, path, b"", LARGE_PING, connections, seconds, read=False)
-
-
-async def empty_continuations(port: int, *, connections: int = 30, seconds: float = 30.0, path: str = "/ws") -> Harm:
-    """Begin a message, and continue it by empty fragments without an end. Counts fragments."""
-    return await _flood(port, path, FIRST_FRAGMENT, EMPTY_CONTINUATION, connections, seconds, read=True)
-
-
-async def dashboard_ping_flood(port: int, *, connections: int = 100, seconds: float = 30.0) -> Harm:
-    """Open dashboards without a token, and send pings without a pause. Counts pings."""
-    return await ping_flood(port, connections=connections, seconds=seconds, path="/ws/dashboard")
-
-
-async def dashboard_strangers(port: int, *, connections: int = 100, seconds: float = 30.0) -> Harm:
-    """Open dashboards and ask to watch with a wrong token, again and again. Counts attempts."""
-    harm = Harm()
-    text = b'{"type":"watch","token":"a-token-that-is-nobodys"}'
-    watch = b"\x81" + bytes([0x80 | len(text)]) + MASK + text
-
-    async def attack() -> None:
-        async with _connected(port, harm) as (reader, writer):
-            await _upgrade(reader, writer, "/ws/dashboard")
-            writer.write(watch)
-            harm.sent += 1
-            await _discard(reader)
-
-    return await _repeat(attack, harm, connections, seconds)
-
-
-async def pipelined_requests(
-    port: int, *, connections: int = 20, seconds: float = 30.0, requests: int = 11_900, path: str = "/live"
-) -> Harm:
-    """Send many requests in one write, read the responses, and do it again. Counts requests."""
-    harm = Harm()
-    batch = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() * requests
-
-    async def attack() -> None:
-        async with _connected(port, harm) as (reader, writer):
-            reading = asyncio.ensure_future(_discard(reader))
-            try:
-                while not reading.done():
-                    writer.write(batch)
-                    harm.sent += requests
-                    await writer.drain()
-            finally:
+    port: int, harm: Harm, frame: bytes, *, first: bytes = b"", path: str = "/ws", read: bool = True
+) -> None:
+    frames = max(_WRITE // len(frame), 1)
+    async with _connected(port, harm) as (reader, writer):
+        await _upgrade(reader, writer, path)
+        reading = asyncio.ensure_future(_discard(reader)) if read else None
+        try:
+            writer.write(first)
+            while reading is None or not reading.done():
+                writer.write(frame * frames)
+                harm.sent += frames
+                await asyncio.sleep(0)
+                await writer.drain()
+        finally:
+            if reading is not None:
                 reading.cancel()
 
-    return await _repeat(attack, harm, connections, seconds)
+
+@attack(connections=30)
+async def ping_flood(port: int, harm: Harm) -> None:
+    """Send pings of the WebSocket protocol without a pause, and read the pongs. Counts pings."""
+    await _flood(port, harm, PING)
 
 
-async def idle_connections(port: int, *, connections: int = 1015, seconds: float = 30.0, head: bytes = b"") -> Harm:
-    """Hold connections open that send no request, or only the beginning of one. Counts bytes."""
-    harm = Harm()
-
-    async def attack() -> None:
-        async with _connected(port, harm) as (reader, writer):
-            writer.write(head)
-            harm.sent += len(head)
-            await _discard(reader)
-
-    return await _repeat(attack, harm, connections, seconds)
+@attack(connections=1)
+async def unread_pongs(port: int, harm: Harm) -> None:
+    """Send the largest pings without a pause, and read no pong. Counts pings."""
+    await _flood(port, harm, LARGE_PING, read=False)
 
 
-async def unread_responses(
-    port: int, *, connections: int = 986, seconds: float = 30.0, requests: int = 200, path: str = "/openapi.json"
-) -> Harm:
-    """Send requests, and read no response. Counts requests."""
-    harm = Harm()
-    batch = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() * requests
+@attack(connections=30)
+async def empty_continuations(port: int, harm: Harm) -> None:
+    """Begin a message, and continue it by empty fragments without an end. Counts fragments."""
+    await _flood(port, harm, EMPTY_CONTINUATION, first=FIRST_FRAGMENT)
 
-    async def attack() -> None:
-        reader = asyncio.StreamReader(limit=1)
-        protocol = asyncio.StreamReaderProtocol(reader)
-        transport, _ = await asyncio.get_running_loop().create_connection(lambda: protocol, "127.0.0.1", port)
-        harm.opened += 1
+
+@attack(connections=100)
+async def dashboard_ping_flood(port: int, harm: Harm) -> None:
+    """Open dashboards without a token, and send pings without a pause. Counts pings."""
+    await _flood(port, harm, PING, path="/ws/dashboard")
+
+
+@attack(connections=100)
+async def dashboard_strangers(port: int, harm: Harm) -> None:
+    """Open dashboards and ask to watch with a wrong token, again and again. Counts attempts."""
+    text = b'{"type":"watch","token":"a-token-that-is-nobodys"}'
+    async with _connected(port, harm) as (reader, writer):
+        await _upgrade(reader, writer, "/ws/dashboard")
+        writer.write(b"\x81" + bytes([0x80 | len(text)]) + MASK + text)
+        harm.sent += 1
+        await _discard(reader)
+
+
+@attack(connections=20)
+async def pipelined_requests(port: int, harm: Harm) -> None:
+    """Send many requests in one write, read the responses, and do it again. Counts requests."""
+    requests = 11_900
+    async with _connected(port, harm) as (reader, writer):
+        reading = asyncio.ensure_future(_discard(reader))
         try:
-            transport.pause_reading()
-            transport.write(batch)
-            harm.sent += requests
-            while not transport.is_closing():
-                await asyncio.sleep(0.5)
-                transport.write(b"\r\n")  # which fails once the hub has given up
+            while not reading.done():
+                writer.write(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n" * requests)
+                harm.sent += requests
+                await writer.drain()
         finally:
-            transport.abort()
-
-    return await _repeat(attack, harm, connections, seconds)
+            reading.cancel()
 
 
-ATTACKS: Final[dict[str, Callable[..., Awaitable[Harm]]]] = {
-    one.__name__: one
-    for one in (
-        ping_flood,
-        unread_pongs,
-        empty_continuations,
-        dashboard_ping_flood,
-        dashboard_strangers,
-        pipelined_requests,
-        idle_connections,
-        unread_responses,
-    )
-}
+@attack(connections=1015)
+async def idle_connections(port: int, harm: Harm) -> None:
+    """Hold connections open that send no request."""
+    async with _connected(port, harm) as (reader, _):
+        await _discard(reader)
 
 
-def main(name: str, port: str, seconds: str, connections: str = "") -> None:
-    many = {"connections": int(connections)} if connections else {}
+@attack(connections=986)
+async def unread_responses(port: int, harm: Harm) -> None:
+    """Send requests, and read no response. Counts requests."""
+    requests = 200
+    protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=1))
+    transport, _ = await asyncio.get_running_loop().create_connection(lambda: protocol, "127.0.0.1", port)
+    harm.opened += 1
+    try:
+        transport.pause_reading()
+        transport.write(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * requests)
+        harm.sent += requests
+        while not transport.is_closing():
+            await asyncio.sleep(0.5)
+            transport.write(b"\r\n")  # which fails once the hub has given up
+    finally:
+        transport.abort()
 
-    async def attack() -> Harm:
-        return await ATTACKS[name](int(port), seconds=float(seconds), **many)
 
-    print(asyncio.run(attack()))
+async def main(name: str, port: str, seconds: str, connections: str = "") -> None:
+    (one, usual), harm = ATTACKS[name], Harm()
+
+    def closed() -> None:
+        harm.closed += 1
+
+    await repeat([lambda: one(int(port), harm)] * int(connections or usual), float(seconds), closed)
+    print(harm)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    asyncio.run(main(*sys.argv[1:]))
