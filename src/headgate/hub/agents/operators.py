@@ -142,11 +142,10 @@ class Operators:
                 await self._expect_admin(caller)
             yield
 
-    async def register(self, agent: str, caller: Holder, by: str, grant: Grant | None = None) -> str:
+    async def register(self, agent: str, caller: Holder, by: str, grant: Grant) -> str:
         """Register an agent for an admin, without any role that is left from lost data; its token."""
         async with self._change(caller):
-            if grant is not None:
-                self._registry.check_grant(grant)
+            self._registry.check_grant(grant)
             return await self._register(agent, by, grant)
 
     async def _register(self, agent: str, by: str, grant: Grant | None = None) -> str:
@@ -162,7 +161,7 @@ class Operators:
                 await self._drop_role(agent, by)
             return await self._registry.rotate(agent)
 
-    async def invite(self, caller: Holder, grant: Grant | None = None) -> str:
+    async def invite(self, caller: Holder, grant: Grant) -> str:
         """A code for the registration of one agent."""
         async with self._change(caller):
             return await self._registry.invite(grant)
