@@ -22,7 +22,8 @@ from headgate import (
     RateLimited,
     UnknownHold,
 )
-from headgate.holds import HoldAttempt, HoldSummary
+from headgate.hold_attempt import LimiterAttempt
+from headgate.holds import HoldSummary
 from headgate.lease_renewer import RENEWERS
 from headgate.limits.notation import parse
 from headgate.stores.base import Ask
@@ -730,11 +731,9 @@ def of_resources(clock: ManualClock, **options: Any) -> tuple[Resources, Hold]:
     return owner, attempt.run(WaitQueues(), "a", 0)
 
 
-def attempt_at(
-    owner: Resources, asks: tuple[Ask, ...], *, hold_id: str = "", make: type[Hold] = Hold, **options: Any
-) -> HoldAttempt[Hold]:
+def attempt_at(owner: Resources, asks: tuple[Ask, ...], *, hold_id: str = "", **options: Any) -> LimiterAttempt:
     terms = HoldTerms(hold_id or HOLD_IDS.new(), 60_000_000, False, 60_000_000, **options)
-    return HoldAttempt(owner, asks, terms, None, own_id=not hold_id, make=make)
+    return LimiterAttempt(owner, asks, terms, None, own_id=not hold_id)
 
 
 @pytest.mark.parametrize(
@@ -772,18 +771,14 @@ def test_f1_a_resource_that_is_not_named_is_not_extended(clock: ManualClock) -> 
 
 
 def test_f1_an_attempt_passes_on_what_the_hold_is_kept_with(clock: ManualClock) -> None:
-    class Own(Hold):
-        """A hold of a gate."""
-
-    owner, hold = of_resources(clock, note="who", shape="what", make=Own)
-    assert isinstance(hold, Own)
+    owner, hold = of_resources(clock, note="who", shape="what")
     assert [part.remaining for part in hold.parts] == [50, 2]
     found = owner.hold_store.read_hold("tokens", "a", "one")
     assert found is not None
     assert (found.note, found.shape) == ("who", "what")
     asks = owner.asks(60, 1)
-    other = attempt_at(owner, asks, make=Own).run(WaitQueues(), "a", 0)
-    assert (bool(other), isinstance(other, Own)) == (False, True)
+    other = attempt_at(owner, asks).run(WaitQueues(), "a", 0)
+    assert not other
     assert [bool(part) for part in other.parts] == [False, True]
     granted = attempt_at(owner, asks, forced=True).run(WaitQueues(), "a", 0)
     assert (granted.state, bool(granted.decision), owner.left()) == ("open", False, [0, 1])

@@ -469,8 +469,9 @@ def local_holds(
 
 
 def _refuse_too_much(costs: tuple[int, ...], cost: object) -> None:
-    if max(costs) > LARGEST:
-        refuse("cost", f"at most {LARGEST} in all", cost)
+    for one in costs:
+        if one > LARGEST:
+            refuse("cost", f"at most {LARGEST} in all", cost)
 
 
 def with_costs(asks: tuple[Ask, ...], costs: tuple[int, ...]) -> tuple[Ask, ...]:

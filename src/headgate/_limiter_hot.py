@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeAlias
 from headgate._hold_hot import Hold, LocalHolds, age_of, keep_of, lease_of
 from headgate._native import Text, Unchecked, i64, mypyc_attr
 from headgate.errors import refuse
-from headgate.hold_attempt import HoldAttempt, check_id, read_terms
+from headgate.hold_attempt import LimiterAttempt, check_id, read_terms
 from headgate.hold_owner import HoldOwner
 from headgate.limits.decision import Decision, Limit
 from headgate.limits.fixed import UNLIMITED
@@ -124,10 +124,10 @@ class LimiterChecks:
         on_expiry: object,
         keep: object,
         max_age: object,
-    ) -> HoldAttempt[Hold]:
+    ) -> LimiterAttempt:
         asks = self._hold_asks(key, cost)
         terms = read_terms(HOLD_IDS.new() if hold_id is None else check_id(hold_id), lease, on_expiry, keep)
-        return HoldAttempt(self._holds, asks, terms, max_age, own_id=hold_id is None, make=Hold)
+        return LimiterAttempt(self._holds, asks, terms, max_age, own_id=hold_id is None)
 
     def _hold_asks(self, key: object, cost: object = 1) -> tuple[Ask, ...]:
         units = cost_in(self._decimals, cost)

@@ -1,6 +1,7 @@
 """One attempt at a hold, compiled: from what a caller gives to the store's answer, and to the handle."""
 
-from collections.abc import Callable, Coroutine
+from abc import abstractmethod
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
@@ -32,14 +33,12 @@ class HoldAttempt(Generic[AnyHold]):
         max_age: object,
         *,
         own_id: bool,
-        make: Callable[..., AnyHold],
     ) -> None:
-        """`own_id`: nobody else knows the id. `make` gets the arguments of `Hold`."""
+        """`own_id`: nobody else knows the id."""
         self._owner = owner
         self._store: Final = owner.hold_store
         self.asks = asks
         self._terms = terms
-        self._make: Final = make
         self.own_id: Final = own_id
         self._max_age: Final = None if max_age is None else age_of(max_age)
         self._called = 0
@@ -150,8 +149,11 @@ class HoldAttempt(Generic[AnyHold]):
         if answer is None or answer.state == DENIED:
             parts = answer.parts if answer is not None and answer.decision is decision else ()
             answer = HoldAnswer(decision, DENIED, tuple([ask.cost for ask in self.asks]), 0, parts)
-        terms = self._terms
-        return self._make(self._owner, self.asks, terms.hold_id, terms.lease, answer, self._called, self._max_age)
+        return self._made(answer, self._terms)
+
+    @abstractmethod
+    def _made(self, answer: HoldAnswer, terms: HoldTerms) -> AnyHold:
+        """The handle of what a store has answered."""
 
     def _may_be_granted(self, hold: Hold) -> bool:
         """Whether a server that didn't answer may still grant a hold that is denied here."""
@@ -163,6 +165,13 @@ class HoldAttempt(Generic[AnyHold]):
 
     def _cancellation(self) -> tuple[tuple[Ask, ...], int, str, tuple[int, ...]]:
         return self.asks, self._owner.low, self._terms.hold_id, (0,) * len(self.asks)
+
+
+class LimiterAttempt(HoldAttempt[Hold]):
+    """One attempt at a hold of a limiter."""
+
+    def _made(self, answer: HoldAnswer, terms: HoldTerms) -> Hold:
+        return Hold(self._owner, self.asks, terms.hold_id, terms.lease, answer, self._called, self._max_age)
 
 
 def read_terms(hold_id: str, lease: object, on_expiry: object, keep: object) -> HoldTerms:

@@ -125,6 +125,9 @@ class AccountAsks:
                 known = ", ".join([one for one in places if one != SLOTS])
                 refuse("cost", f"the resources of the hold ({known})", resource)
             place, decimals = places[name]
+            if not decimals and type(cost) is int and 0 < cost <= LARGEST:  # as most are
+                costs[place] = cost
+                continue
             try:
                 costs[place] = cost_in(decimals, cost, zero=unnamed is not None or name != REQUESTS)
             except ValueError as error:

@@ -228,11 +228,11 @@ class AccountHold(Hold):
             return None if place is None or place < first else place - first
         if len(parts) <= first:
             return None
-        found, bound = first, _rank(parts[first])
+        found, share = first, share_left(parts[first])
         for place in range(first + 1, len(parts)):
-            rank = _rank(parts[place])
-            if rank < bound:
-                found, bound = place, rank
+            one = share_left(parts[place])
+            if _binds_more(parts[place], one, parts[found], share):
+                found, share = place, one
         return found - first
 
     def limits(self) -> list[tuple[LimitRow, Decision]]:
@@ -260,8 +260,8 @@ class AccountAttempt(HoldAttempt[AccountHold]):
     def __init__(
         self, owner: AccountHoldOwner, asks: tuple[Ask, ...], terms: HoldTerms, max_age: object, own_id: bool
     ) -> None:
-        super().__init__(owner, asks, terms, max_age, own_id=own_id, make=AccountHold)
-        self._session: Final = owner.session
+        super().__init__(owner, asks, terms, max_age, own_id=own_id)
+        self.owner = owner
         self.template = owner.template
         self.offence = owner.template.enforced_offence
         self._look_again: Callable[[], Decision | None] | None = None
@@ -269,7 +269,7 @@ class AccountAttempt(HoldAttempt[AccountHold]):
     @property
     def line(self) -> str:
         """The line in which it waits: one for each session and tool, since other limits bind the others."""
-        return f"{self.template.asks.path}\n{self.template.asks.note(self._session)}"
+        return f"{self.template.asks.path}\n{self.template.asks.note(self.owner.session)}"
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -281,8 +281,12 @@ class AccountAttempt(HoldAttempt[AccountHold]):
 
     def replace(self, other: "AccountAttempt") -> None:
         """Ask for the same under other rules, which another attempt was made by."""
-        self._owner, self.template, self.offence = other._owner, other.template, other.offence
+        self._owner = self.owner = other.owner
+        self.template, self.offence = other.template, other.offence
         self.asks, self._terms = other.asks, other._terms
+
+    def _made(self, answer: HoldAnswer, terms: HoldTerms) -> AccountHold:
+        return AccountHold(self.owner, self.asks, terms.hold_id, terms.lease, answer, self._called, self._max_age)
 
     def _begin(self) -> Decision | None:
         super()._begin()
@@ -294,12 +298,14 @@ class AccountAttempt(HoldAttempt[AccountHold]):
         return self.template.moved and not self.own_id
 
 
-def _rank(decision: Decision) -> tuple[bool, float, float]:
-    """Denials come first, the longest wait before others, then the smallest share left."""
-    if decision:
-        return True, 0.0, share_left(decision)
-    wait = decision.retry_us
-    return False, float("-inf") if wait is None else float(-wait), share_left(decision)
+def _binds_more(one: Decision, share: float, other: Decision, other_share: float) -> bool:
+    """Whether one of two decisions comes first: denials do, the longest wait before others, then the smallest share."""
+    if bool(one) is not bool(other):
+        return not one
+    wait, other_wait = one.retry_us, other.retry_us
+    if wait != other_wait:
+        return wait is None or (other_wait is not None and wait > other_wait)
+    return share < other_share
 
 
 def share_left(decision: Decision) -> float:

@@ -15,6 +15,7 @@ that is handed in is written.
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from decimal import Decimal
 from enum import Enum
 from typing import Final, TypeAlias
@@ -444,12 +445,13 @@ def decide_one(
     return Decision(outcome, limit, max(left, 0), wait, reset, -1, details)
 
 
-def binding_of(decisions: list[Decision]) -> Decision:
+def binding_of(decisions: Sequence[Decision]) -> Decision:
     """Of several decisions the one that bound: the denial with the longest wait, or a warning, or the least left."""
-    bound = decisions[0].at(0)
-    for i in range(1, len(decisions)):
-        bound = more_binding(bound, decisions[i], i)
-    return bound
+    bound, place = decisions[0], 0
+    for i, one in enumerate(decisions):
+        if i and _outranks(one, bound):
+            bound, place = one, i
+    return bound.at(place)
 
 
 def more_binding(bound: Decision, one: Decision, place: i64) -> Decision:

@@ -10,11 +10,12 @@ from headgate.limits.numbers import LARGEST
 class _Fixed(Limit):
     """A limit that counts nothing: everything passes, or nothing does."""
 
-    __slots__ = ("_capacity", "_name")
+    __slots__ = ("_capacity", "_name", "_pass")
 
     def __init__(self, name: str, capacity: i64) -> None:
         self._name: Final = name
         self._capacity: Final = capacity
+        self._pass: Final = decide_one(self, 0, capacity, False, 0)
 
     @property
     def capacity(self) -> int:
@@ -36,7 +37,7 @@ class _Fixed(Limit):
         return True
 
     def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> Decision:
-        return decide_one(self, wait, self._capacity, False, 0)
+        return self._pass if wait == 0 else decide_one(self, wait, self._capacity, False, 0)
 
     def _fields(self) -> tuple[str]:
         return (self._name,)

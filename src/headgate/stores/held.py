@@ -206,6 +206,8 @@ class MemoryHold(HeldPiece):
 
     def is_of(self, asks: Sequence[Ask]) -> bool:
         """Whether the costs of an open hold are those of these asks: another may have had the same id before."""
+        if asks is self.asks:
+            return True
         if self.asks is None:
             return len(asks) == 1 and asks[0].name == self.table.name and asks[0].key == self.key
         if len(asks) != len(self.asks):

@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 
 from headgate._native import i64
 from headgate.errors import UnknownHold, refuse
-from headgate.limits.decision import Decision, Limit, more_binding
+from headgate.limits.decision import Decision, Limit, binding_of
 from headgate.limits.meter import Meter
 from headgate.stores.asks import Ask, pieces_of, place_in
 from headgate.stores.held import Charge, HeldPiece, HoldList, MemoryHold
@@ -249,12 +249,13 @@ class MemoryHolds:
         self._find_tables(pieces)
         self._record_settlement(held, pieces, status, actual, now)
         parts = self._end(held, pieces, asks, actual, low, now)
+        holds = self._by_key[held.table.name, held.key]
         if held.end > now:
-            self._by_key[held.table.name, held.key].open -= 1
+            holds.open -= 1
         held.costs = actual
         held.status = status
         held.end = now
-        self._remember(held)
+        self._remember(held, holds)
         if parts is None:
             return self._answer(held, asks, 1, low, now)
         return HoldAnswer(_binding(parts, asks), status, actual, 0, parts)
@@ -271,7 +272,7 @@ class MemoryHolds:
         """Count what a hold has cost, and say what a peek says then; None if the asks are others than the hold's."""
         self._free_slots(held, pieces, now)
         self._count(held, pieces, actual, now)
-        limits = _same_limits(pieces, asks)
+        limits = [piece.limit for piece in pieces] if asks is held.asks else _same_limits(pieces, asks)
         parts: list[Decision] = []
         for i in range(len(pieces)):
             piece = pieces[i]
@@ -614,12 +615,12 @@ class MemoryHolds:
             holds.unsettled[held.hold_id] = held
             self._indexed.add(held)
         else:
-            self._remember(held)
+            self._remember(held, holds)
 
-    def _remember(self, held: MemoryHold) -> None:
-        """Remember a hold that was settled, and forget the oldest ones if there are too many."""
+    def _remember(self, held: MemoryHold, holds: KeyHolds) -> None:
+        """Remember a hold of a key that was settled, and forget the oldest ones if there are too many."""
         self._indexed.remove(held)
-        self._by_key[held.table.name, held.key].unsettled.pop(held.hold_id, None)
+        holds.unsettled.pop(held.hold_id, None)
         held.let_go()
         self._ended.append(held)
         if len(self._ended) > self._max_ended:
@@ -764,7 +765,5 @@ def _binding(parts: tuple[Decision, ...], asks: Sequence[Ask]) -> Decision:
     """Of the decisions on some pieces the one that bound, as one on the asks."""
     if len(parts) == 1 or parts[0].degraded:  # without room for one of them, none is asked
         return parts[0]
-    bound = parts[0].at(0)
-    for i in range(1, len(parts)):
-        bound = more_binding(bound, parts[i], i)
+    bound = binding_of(parts)
     return bound if len(parts) == len(asks) else place_in(bound, asks, pieces_of(asks))

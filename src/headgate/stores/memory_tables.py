@@ -299,12 +299,12 @@ class Entry:
         return limit.decide(self.state, now, cost, wait, low)
 
 
-class NameTables:
-    """Some tables under one name, by their limits."""
+class TableAtHand:
+    """A table, and an object by which its limit is known again."""
 
-    def __init__(self) -> None:
-        self.limits: Final[list[Limit]] = []
-        self.tables: Final[list[LimitTable]] = []
+    def __init__(self, limit: Limit, table: LimitTable) -> None:
+        self.limit: Final = limit
+        self.table: Final = table
 
 
 class Tables:
@@ -318,7 +318,7 @@ class Tables:
         self._read_wall: Final[Callable[[], int]] = time.time_ns
         self._tables: Final[dict[tuple[str, object], Table]] = {}
         self._order: Final[list[Table]] = []
-        self._by_name: Final[dict[str, NameTables]] = {}
+        self._at_hand: Final[dict[str, list[TableAtHand]]] = {}  # by name
         self._warned = False
         self.max_keys: Final = max_keys
         self._lock: Final = new_lock()
@@ -366,21 +366,18 @@ class Tables:
 
     def table_at_hand(self, name: str, limit: Limit) -> LimitTable:
         """`table_of`, for limits that are the same objects again and again."""
-        tables = self._by_name.get(name)
-        if tables is not None:
-            for i in range(len(tables.limits)):
-                if tables.limits[i] is limit:
-                    found = tables.tables[i]
-                    if not found.dropped:
-                        return found
+        known = self._at_hand.get(name)
+        if known is not None:
+            for one in known:
+                if one.limit is limit and not one.table.dropped:
+                    return one.table
         table = self.table_of(name, limit)
-        if tables is None or len(tables.limits) >= _AT_HAND:
-            tables = NameTables()
-            if len(self._by_name) >= _NAMES_AT_HAND:
-                self._by_name.clear()
-            self._by_name[name] = tables
-        tables.tables.append(table)
-        tables.limits.append(limit)
+        if known is None or len(known) >= _AT_HAND:
+            known = []
+            if len(self._at_hand) >= _NAMES_AT_HAND:
+                self._at_hand.clear()
+            self._at_hand[name] = known
+        known.append(TableAtHand(limit, table))
         return table
 
     def violation_table(self, name: str, backoff: Backoff) -> ViolationTable:
