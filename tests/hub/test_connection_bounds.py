@@ -19,6 +19,7 @@ from headgate.hub.connections.guard import HTTP_PER_ADDRESS, RESERVE, Connection
 from headgate.hub.dashboard.feed import MAX_STRANGERS
 from tests.support.agent_connections import BEHIND_A_PROXY, received, refusal
 from tests.support.asgi_server import Serving
+from tests.support.attacks import HANDSHAKE
 from tests.support.guarded_server import answer, ended, guarded
 from tests.support.hub import VIEWER, running
 from tests.support.valkey import PATIENCE, wait_for
@@ -203,6 +204,42 @@ def test_a_tls_handshake_that_never_comes_is_given_up(monkeypatch: pytest.Monkey
             ended(silent)
             ended(wrong)
         wait_for(lambda: len(guard) == 1, "both to be gone")
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [("GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n", b"204"), (f"GET /ws {HANDSHAKE}", b"101")],
+)
+def test_a_request_may_come_together_with_the_end_of_the_tls_handshake(request_: str, status: bytes) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await answer(scope, receive, send)
+        else:
+            await receive()
+            await send({"type": "websocket.accept"})
+            await receive()
+
+    context, trust = tls_contexts()
+    with guarded(app, tls=context) as (server, _), server.connected() as plain:
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = trust.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+        while True:
+            try:
+                client.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                plain.sendall(outgoing.read())
+                incoming.write(plain.recv(65_536))
+        client.write(request_.encode())
+        plain.sendall(outgoing.read())  # both in one segment
+        answered = b""
+        while not answered:
+            data = plain.recv(65_536)
+            assert data, "the server has closed"
+            incoming.write(data)
+            with suppress(ssl.SSLWantReadError):
+                answered = client.read(65_536)
+        assert answered.startswith(b"HTTP/1.1 " + status)
 
 
 def test_the_head_of_a_request_has_its_own_time_after_the_tls_handshake(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The program `headgate serve`: startup, output, signals, logs without secrets, and shared servers."""
 
+import asyncio
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 import trustme
+from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -27,7 +29,7 @@ from headgate.hub.storage.database import DatabaseError
 from headgate.proto import envelope_pb2 as wire
 from tests.support.admin import LIMITS, ping
 from tests.support.agent_connections import ended
-from tests.support.hub import VIEWER, AgentConnection, hub_settings, identified
+from tests.support.hub import VIEWER, hub_settings, identified
 from tests.support.hub_process import ADMIN, Program, program
 from tests.support.ports import nobody
 from tests.support.valkey import PATIENCE, Server, wait_for
@@ -328,10 +330,15 @@ def test_it_serves_tls(tmp_path: Path) -> None:
         patient: dict[str, Any] = {"timeout": PATIENCE, "trust_env": False}
         with httpx.Client(base_url=f"https://{hub}", verify=trust, headers=headers, **patient) as admin:
             token = admin.post("/api/admin/agents", json={"agent_id": "planner"}).json()["token"]
-        with connect(f"wss://{hub}/ws", ssl=trust, proxy=None, open_timeout=PATIENCE) as connection:
-            agent = AgentConnection(connection)
-            assert agent.ask("identify", agent_id="planner", token=token)["type"] == "identified"
-            assert agent.ask("ping") == {"type": "pong"}
+
+        async def ping() -> list[str]:
+            # websockets' client for threads reads and writes TLS at the same time, which OpenSSL doesn't allow.
+            async with connect_async(f"wss://{hub}/ws", ssl=trust, proxy=None, open_timeout=PATIENCE) as agent:
+                await agent.send(json.dumps({"type": "identify", "agent_id": "planner", "token": token}))
+                await agent.send(json.dumps({"type": "ping"}))
+                return [json.loads(await agent.recv())["type"] for _ in range(2)]
+
+        assert asyncio.run(ping()) == ["identified", "pong"]
         with pytest.raises(httpx.ConnectError), httpx.Client(**patient) as stranger:
             stranger.get(f"https://{hub}/health")
         assert hub.stop() == 0

@@ -160,6 +160,7 @@ class GuardedConnection(asyncio.Protocol, asyncio.Transport):
             self._handshake = self._loop.create_task(self._secure(_run_first_step(secure)))
 
     async def _secure(self, handshake: Awaitable[asyncio.Transport | None]) -> None:
+        """Begin after the handshake. A request may come with the end of it: uvloop passes that on after this step."""
         try:
             secured = await handshake
         except OSError:  # also of TLS
