@@ -28,6 +28,7 @@ COMPILED = [
     "stores/hold_terms.py",
     "stores/memory_tables.py",
     "stores/held.py",
+    "stores/memory_pieces.py",
     "stores/memory_holds.py",
     "stores/remembered_holds.py",
     "stores/memory.py",

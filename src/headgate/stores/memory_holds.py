@@ -1,21 +1,18 @@
 """The holds of a store in this process's memory. See `headgate.stores.holds` for what they are.
 
-The garbage collector may run a finalizer at any allocation of an object that it tracks, and that may use the same
-limits. So whatever a step needs is made first. From the look at the waits until all costs are taken, or corrected,
-nothing is allocated that it tracks.
+`headgate.stores.memory_pieces` takes and gives back what they cost.
 """
 
 import heapq
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, NoReturn
+from typing import Final
 
 from headgate._native import i64
-from headgate.errors import UnknownHold, refuse
-from headgate.limits.decision import Decision, Limit, binding_of
-from headgate.limits.meter import Meter
-from headgate.stores.asks import Ask, pieces_of, place_in
+from headgate.errors import UnknownHold
+from headgate.limits.decision import Decision, Limit
+from headgate.stores.asks import Ask, pieces_of
 from headgate.stores.held import Charge, HeldPiece, HoldList, MemoryHold
 from headgate.stores.hold_ids import HOLD_IDS
 from headgate.stores.holds import (
@@ -33,13 +30,22 @@ from headgate.stores.holds import (
     refuse_more_holds,
     refuse_other_costs,
     refuse_other_limits,
-    refuse_uncountable,
+)
+from headgate.stores.memory_pieces import (
+    Demand,
+    binding,
+    correct,
+    find_tables,
+    free_slots,
+    move_slots,
+    peek,
+    refuse_twice,
+    same_limits,
 )
 from headgate.stores.memory_tables import LATER, Tables
 
 _BETWEEN_SWEEPS: Final[i64] = 64  # new holds from one sweep to the next
 _SWEPT: Final[i64] = 4  # holds that are looked at for each new one, whether they can be forgotten
-_FEW: Final = 16  # pieces that are compared one by one
 
 _log = logging.getLogger("headgate")
 
@@ -133,10 +139,9 @@ class MemoryHolds:
             if len(self._unindexed) + len(self._indexed) >= MAX_OPEN_HOLDS:
                 self._index()
                 self._refuse_more(held.table.name, held.key, now, MAX_OPEN_HOLDS)
-            pieces: list[HeldPiece] = [held]
-            self._make_room(pieces, now)
-            denied = self._take(pieces, [held.limit], [held.cost], None, now, held.end)
-            (decision,) = self._decide(pieces, [held.limit], [held.cost], denied, low, now)
+            demand = Demand(self._tables, [held], [held.limit], [held.cost], None, now, held.end)
+            denied = demand.take()
+            (decision,) = demand.decide(denied, low)
             if denied:
                 held.status = DENIED
             else:
@@ -211,17 +216,18 @@ class MemoryHolds:
         self._refuse_more(asks[0].name, asks[0].key, now, terms.most)
         held = self._made(asks, costs, terms, now)
         pieces = held.pieces()
-        _refuse_twice(pieces)
+        refuse_twice(pieces)
         limits = [piece.limit for piece in pieces]
         asked = [max(piece.cost, 1) for piece in pieces]
         size = self._tables.size
-        denied = self._take(pieces, limits, asked, None, now, held.end)
-        parts = self._decide(pieces, limits, asked, denied, low, now)
-        decision = _binding(parts, asks)
+        demand = Demand(self._tables, pieces, limits, asked, None, now, held.end)
+        denied = demand.take()
+        parts = demand.decide(denied, low)
+        decision = binding(parts, asks)
         if denied and not terms.forced:
             return HoldAnswer(decision, DENIED, costs, 0, parts)
         if denied:
-            self._force(pieces, limits, None, now, held.end)
+            demand.force()
         for i in range(len(pieces)):
             pieces[i].leave()
         self._record_hold(held, asks, terms, now)
@@ -246,7 +252,7 @@ class MemoryHolds:
             return self._answer(held, asks, 1, low, now)
         status: HoldState = CANCELLED if cancel else SETTLED
         pieces = held.pieces()
-        self._find_tables(pieces)
+        find_tables(self._tables, pieces)
         self._record_settlement(held, pieces, status, actual, now)
         parts = self._end(held, pieces, asks, actual, low, now)
         holds = self._by_key[held.table.name, held.key]
@@ -258,7 +264,7 @@ class MemoryHolds:
         self._remember(held, holds)
         if parts is None:
             return self._answer(held, asks, 1, low, now)
-        return HoldAnswer(_binding(parts, asks), status, actual, 0, parts)
+        return HoldAnswer(binding(parts, asks), status, actual, 0, parts)
 
     def _end(
         self,
@@ -270,9 +276,9 @@ class MemoryHolds:
         now: i64,
     ) -> tuple[Decision, ...] | None:
         """Count what a hold has cost, and say what a peek says then; None if the asks are others than the hold's."""
-        self._free_slots(held, pieces, now)
-        self._count(held, pieces, actual, now)
-        limits = [piece.limit for piece in pieces] if asks is held.asks else _same_limits(pieces, asks)
+        free_slots(held, pieces, now)
+        correct(self._tables, held, pieces, actual, now)
+        limits = [piece.limit for piece in pieces] if asks is held.asks else same_limits(pieces, asks)
         parts: list[Decision] = []
         for i in range(len(pieces)):
             piece = pieces[i]
@@ -298,23 +304,23 @@ class MemoryHolds:
         parts: tuple[Decision, ...] = ()
         decision: Decision | None = None
         pieces = held.pieces()
-        self._find_tables(pieces)
+        find_tables(self._tables, pieces)
         charges: list[Charge] = []
         if any(more):
             asked = held.asks_for(asks, more)
             charges = [Charge(ask.limit, ask.cost) for ask in pieces_of(asked)]
             limits = [charge.limit for charge in charges]
             wanted = [charge.cost for charge in charges]
-            self._make_room(pieces, now)
-            denied = self._take(pieces, limits, wanted, charges, now, 0)
-            parts = self._decide(pieces, limits, wanted, denied, low, now)
-            decision = _binding(parts, asked)
+            demand = Demand(self._tables, pieces, limits, wanted, charges, now, 0)
+            denied = demand.take()
+            parts = demand.decide(denied, low)
+            decision = binding(parts, asked)
             if denied and not held.forced:
                 for piece in pieces:
                     piece.leave()
                 return HoldAnswer(decision, OPEN, before, held.left(now), parts)
             if denied:
-                self._force(pieces, limits, charges, now, 0)
+                demand.force()
             for i in range(len(pieces)):
                 pieces[i].add(charges[i])
                 pieces[i].leave()
@@ -352,7 +358,7 @@ class MemoryHolds:
         return None if held is None else held.listed(now)
 
     def peek_each(self, asks: Sequence[Ask], low: i64) -> tuple[Decision, ...]:
-        return self._peek(asks, 1, low, self._begin())
+        return peek(self._tables, asks, 1, low, self._begin())
 
     def read_usage(self, name: str, first: int, last: int, root: str | None) -> list[UsageRow]:
         self._begin()
@@ -390,139 +396,10 @@ class MemoryHolds:
             held.rest = rest
         return held
 
-    def _make_room(self, pieces: list[HeldPiece], now: i64) -> None:
-        if self._tables.size + len(pieces) > self._tables.max_keys:
-            self._tables.make_room(now)
-            self._find_tables(pieces)
-
-    def _find_tables(self, pieces: list[HeldPiece]) -> None:
-        """Find the tables of a hold again: those without entries may have been dropped."""
-        for i in range(len(pieces)):
-            if pieces[i].table.dropped:
-                pieces[i].table = self._tables.table_of(pieces[i].table.name, pieces[i].limit)
-
-    def _ahead(self, pieces: list[HeldPiece], now: i64) -> i64:
-        """What is added to the store's time to get the time of day, if any of them needs it."""
-        for i in range(len(pieces)):
-            if pieces[i].table.calendar:
-                return self._tables.wall_ahead(now)
-        return 0
-
-    def _lacks_room(self, pieces: list[HeldPiece]) -> bool:
-        new: i64 = 0
-        for i in range(len(pieces)):
-            if pieces[i].wait != 0:
-                return False
-            if not pieces[i].known:
-                new += 1
-        return new > 0 and self._tables.size + new > self._tables.max_keys
-
-    def _take(
-        self,
-        pieces: list[HeldPiece],
-        limits: list[Limit],
-        asked: list[int],
-        charges: list[Charge] | None,
-        now: i64,
-        end: i64,
-    ) -> bool:
-        """Take all costs, and slots until `end` (0: none), or nothing: True if it is denied.
-
-        The charges are those of an extension; those of a new hold are the pieces themselves.
-        """
-        ahead = self._ahead(pieces, now)
-        changes = self._tables.changes
-        self._waits(pieces, limits, asked, now, ahead, end, True)
-        for i in range(len(pieces)):
-            (pieces[i] if charges is None else charges[i]).prepare(pieces[i].state)
-        if self._lacks_room(pieces):
-            return True
-        # From here on nothing is allocated that the garbage collector tracks.
-        if self._waits(pieces, limits, asked, now, ahead, end, changes != self._tables.changes):
-            return True
-        for i in range(len(pieces)):
-            if isinstance(limits[i], Meter) and not limits[i].countable(pieces[i].state, asked[i]):
-                self._refuse_uncountable(pieces)
-        self._spend(pieces, charges, now, end)
-        return False
-
-    def _waits(
-        self, pieces: list[HeldPiece], limits: list[Limit], asked: list[int], now: i64, ahead: i64, end: i64, find: bool
-    ) -> bool:
-        """Say whether any piece has to wait, after finding the states if they aren't known."""
-        waits = False
-        for i in range(len(pieces)):
-            piece = pieces[i]
-            limit = limits[i]
-            if find:
-                piece.find(limit, asked[i], now, ahead)
-            else:
-                piece.wait = limit.wait(piece.state, now, asked[i])
-            if end == 0 and piece.table.slots:
-                piece.wait = 0  # the hold has its slot
-            waits = waits or piece.wait != 0
-        return waits
-
-    def _spend(self, pieces: list[HeldPiece], charges: list[Charge] | None, now: i64, end: i64) -> None:
-        for i in range(len(pieces)):
-            piece = pieces[i]
-            if charges is None:
-                piece.take(piece.state, now)
-            else:
-                charges[i].take(piece.state, now)
-            if end != 0 and piece.table.slots:
-                piece.limit.take_slot(piece.state, end)
-            piece.keep(now)
-
-    def _force(
-        self, pieces: list[HeldPiece], limits: list[Limit], charges: list[Charge] | None, now: i64, end: i64
-    ) -> None:
-        """Take all costs, and slots until `end` (0: none), whatever is left."""
-        ones = [1] * len(pieces)
-        self._waits(pieces, limits, ones, now, self._ahead(pieces, now), end, True)  # again: a finalizer may have spent
-        for i in range(len(pieces)):
-            cost = (pieces[i] if charges is None else charges[i]).cost
-            if not limits[i].countable(pieces[i].state, cost):
-                self._refuse_uncountable(pieces)
-        self._spend(pieces, charges, now, end)
-
-    def _refuse_uncountable(self, pieces: list[HeldPiece]) -> NoReturn:
-        for piece in pieces:
-            piece.leave()
-        refuse_uncountable()
-
-    def _decide(
-        self, pieces: list[HeldPiece], limits: list[Limit], asked: list[int], denied: bool, low: i64, now: i64
-    ) -> tuple[Decision, ...]:
-        """The decision on each piece that was taken, or denied."""
-        if denied and self._lacks_room(pieces):
-            return tuple([self._tables.deny_for_room(limit) for limit in limits])
-        parts: list[Decision] = []
-        for i in range(len(pieces)):
-            cost: i64 = asked[i] if denied else 0
-            parts.append(limits[i].decide(pieces[i].state, now, cost, pieces[i].wait if denied else 0, low))
-        return tuple(parts)
-
-    def _count(self, held: MemoryHold, pieces: list[HeldPiece], actual: tuple[int, ...], now: i64) -> None:
-        """Count `actual` for each ask of a hold instead of what is counted now. The states stay with the pieces."""
-        before, places = held.all_costs(), held.places()
-        ahead = self._ahead(pieces, now)
-        for i in range(len(pieces)):
-            piece = pieces[i]
-            piece.find(piece.limit, 0, now, ahead)
-            place = i if places is None else places[i]
-            piece.count(piece.state, now, 0 if held.released else before[place], actual[place])
-            piece.keep(now)
-
-    def _free_slots(self, held: MemoryHold, pieces: list[HeldPiece], now: i64) -> None:
-        """Free the slots of a hold whose lease has not ended; those of others are free already."""
-        if held.end > now:
-            self._move_slots(held, pieces, now, 0)
-
     def _move(self, held: MemoryHold, pieces: list[HeldPiece], now: i64, end: i64) -> None:
         """Let the lease of an open hold end at another time."""
         if end != held.end:
-            self._move_slots(held, pieces, now, 0 if end <= now else end)
+            move_slots(held, pieces, now, 0 if end <= now else end)
             if end <= now:
                 self._by_key[held.table.name, held.key].open -= 1
             held.end = end
@@ -530,31 +407,10 @@ class MemoryHolds:
             if end <= now:
                 self.release_due(now)
 
-    def _move_slots(self, held: MemoryHold, pieces: list[HeldPiece], now: i64, end: i64) -> None:
-        for i in range(len(pieces)):
-            piece = pieces[i]
-            if piece.table.slots:
-                piece.find(piece.limit, 0, now, 0)
-                piece.limit.free_slot(piece.state, held.end)
-                if end != 0:
-                    piece.limit.take_slot(piece.state, end)
-                    piece.keep(now)  # its key may have been forgotten, but not the hold, which belongs to another
-                piece.leave()
-
     def _answer(self, held: MemoryHold, asks: Sequence[Ask], cost: i64, low: i64, now: i64) -> HoldAnswer:
         """What has become of a hold, with a decision as a peek for cost 1 says, or for 0 on what has been taken."""
-        parts = self._peek(asks, cost, low, now)
-        return HoldAnswer(_binding(parts, asks), held.status_at(now), held.all_costs(), held.left(now), parts)
-
-    def _peek(self, asks: Sequence[Ask], cost: i64, low: i64, now: i64) -> tuple[Decision, ...]:
-        """The decision on each piece right now."""
-        parts: list[Decision] = []
-        for ask in pieces_of(asks):
-            limit = ask.limit
-            piece = HeldPiece(self._tables.table_at_hand(ask.name, limit), ask.key, limit, 0, ask.root)
-            piece.find(limit, cost, now, self._tables.wall_ahead(now) if piece.table.calendar else 0)
-            parts.append(limit.decide(piece.state, now, cost, 0 if cost == 0 else piece.wait, low))
-        return tuple(parts)
+        parts = peek(self._tables, asks, cost, low, now)
+        return HoldAnswer(binding(parts, asks), held.status_at(now), held.all_costs(), held.left(now), parts)
 
     # Leases that end, and holds that are forgotten -------------------------------------------------------------------
 
@@ -570,8 +426,8 @@ class MemoryHolds:
             end, _, held = heapq.heappop(self._due)
             if held.status == OPEN and held.end == end and not held.released and not held.forgotten:
                 pieces = held.pieces()
-                self._find_tables(pieces)
-                self._count(held, pieces, (0,) * len(held.all_costs()), now)
+                find_tables(self._tables, pieces)
+                correct(self._tables, held, pieces, (0,) * len(held.all_costs()), now)
                 for piece in pieces:
                     piece.close_all(piece.state)
                     piece.leave()
@@ -729,41 +585,3 @@ class MemoryHolds:
 
     def _record_forgotten(self, held: MemoryHold) -> None:
         """Called when a hold is forgotten because it ended long ago."""
-
-
-def _refuse_twice(pieces: list[HeldPiece]) -> None:
-    """Refuse a key that is asked for twice."""
-    if len(pieces) > _FEW:
-        twice = len({(id(piece.table), piece.key) for piece in pieces}) < len(pieces)
-    else:
-        twice = False
-        for i in range(1, len(pieces)):
-            table = pieces[i].table
-            for j in range(i):
-                if pieces[j].table is table and pieces[j].key == pieces[i].key:
-                    twice = True
-    if twice:
-        refuse("asks", "each key once", [piece.key for piece in pieces])
-
-
-def _same_limits(pieces: list[HeldPiece], asks: Sequence[Ask]) -> list[Limit] | None:
-    """The limits of asks, if they count in the same places as the pieces of a hold; otherwise None."""
-    limits: list[Limit] = []
-    for ask in pieces_of(asks):
-        if len(limits) == len(pieces):
-            return None
-        piece, limit = pieces[len(limits)], ask.limit
-        if ask.key != piece.key or ask.name != piece.table.name:
-            return None
-        if limit is not piece.limit and limit.identity != piece.limit.identity:
-            return None
-        limits.append(limit)
-    return limits if len(limits) == len(pieces) else None
-
-
-def _binding(parts: tuple[Decision, ...], asks: Sequence[Ask]) -> Decision:
-    """Of the decisions on some pieces the one that bound, as one on the asks."""
-    if len(parts) == 1 or parts[0].degraded:  # without room for one of them, none is asked
-        return parts[0]
-    bound = binding_of(parts)
-    return bound if len(parts) == len(asks) else place_in(bound, asks, pieces_of(asks))

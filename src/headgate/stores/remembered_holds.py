@@ -18,6 +18,7 @@ from headgate.stores.held import Charge, HeldPiece, MemoryHold
 from headgate.stores.holds import OPEN, HoldState, HoldTerms
 from headgate.stores.memory_file import BudgetRow, CountRow, HoldKey, HoldRow, MemoryFile, MeterRow
 from headgate.stores.memory_holds import MemoryHolds
+from headgate.stores.memory_pieces import correct, free_slots
 from headgate.stores.memory_tables import Entry, Tables
 
 _NOWHERE: Final = -1  # the mark of a charge in a bucket or window that is gone
@@ -128,8 +129,8 @@ class RememberedHolds(MemoryHolds):
         except BaseException as error:
             if not isinstance(error, StoreError):  # an interruption: it may have been written
                 self.file.forget_later(_key(held))
-            self._free_slots(held, pieces, now)
-            self._count(held, pieces, (0,) * len(held.all_costs()), now)
+            free_slots(held, pieces, now)
+            correct(self._tables, held, pieces, (0,) * len(held.all_costs()), now)
             for piece in pieces:
                 piece.close_all(piece.state)
             raise
