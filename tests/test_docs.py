@@ -305,6 +305,22 @@ def test_links_from_outside_the_docs_lead_somewhere(name: str) -> None:
             assert anchor in [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles], link
 
 
+def test_the_glossary_has_at_most_25_words() -> None:
+    glossary = (DOCS / "README.md").read_text(encoding="utf-8").partition("## Glossary")[2].partition("## ")[0]
+    words = re.findall(r"^\| ([a-z ]+?) \|", glossary, re.MULTILINE)[1:]  # without the heading
+    assert len(words) == len(set(words)) <= 25
+    assert words == sorted(words)
+
+
+def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    compared = re.findall(r"^\| .+ \| \*\*(.+)\*\*(.*) \|$", readme, re.MULTILINE)
+    assert len(compared) == 6
+    measured = set(re.findall(r"\| (\d[\d,.]*)(?= )", BENCHMARKS))
+    figures = [figure for _, times in compared for figure in re.findall(r"\d[\d,.]*", times)]
+    assert set(figures) <= measured, "the table in the README is written by hand"
+
+
 def test_a_report_replaces_its_section_of_the_benchmarks(tmp_path: Path) -> None:
     page = tmp_path / "benchmarks.md"
     page.write_text(BENCHMARKS, encoding="utf-8")
