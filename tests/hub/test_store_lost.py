@@ -853,7 +853,7 @@ def test_the_command_shows_and_resolves_the_loss(
 
 
 def test_the_script_of_the_docs_sets_saved_limits_again(server: Server, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "hub-operations.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "hub-shared-store.md").read_text(encoding="utf-8")
     (script,) = re.findall(r"^ +```python\n(.*?)^ +```$", page, re.DOTALL | re.MULTILINE)
     limits, exempt = "/api/admin/rate-limits", "/api/admin/rate-limits/whitelist"
     with hub_on(server, tmp_path / "data") as hub, hub.http(ADMIN) as admin:
