@@ -16,7 +16,7 @@ from headgate.hold_owner import HoldOwner
 from headgate.lease_renewer import RENEWERS
 from headgate.limits.decision import Decision, Limit
 from headgate.limits.numbers import LARGEST, Number, microseconds
-from headgate.stores.base import Ask
+from headgate.stores.base import Ask, Store
 from headgate.stores.held import MemoryHold
 from headgate.stores.holds import (
     CANCELLED,
@@ -31,7 +31,7 @@ from headgate.stores.holds import (
     refuse_ended,
     refuse_other_costs,
 )
-from headgate.stores.memory import MemoryStore
+from headgate.stores.memory import MemoryStore, in_process
 
 SHORTEST_LEASE: Final = 1_000
 """Microseconds."""
@@ -460,12 +460,13 @@ class LocalHolds:
 
 
 def local_holds(
-    owner: HoldOwner, store: object, name: str, limit: Limit, low: int, waiting: Mapping[str, object]
+    owner: HoldOwner, store: Store, name: str, limit: Limit, low: int, waiting: Mapping[str, object]
 ) -> LocalHolds | None:
     """What makes the holds of a limiter in memory; None if they are of another store, or have several pieces."""
-    if not isinstance(store, MemoryStore) or store.holds.remembers or len(limit.pieces) > 1:
+    memory = in_process(store)
+    if memory is None or memory.holds.remembers or len(limit.pieces) > 1:
         return None
-    return LocalHolds(owner, store, name, limit, low, waiting)
+    return LocalHolds(owner, memory, name, limit, low, waiting)
 
 
 def _refuse_too_much(costs: tuple[int, ...], cost: object) -> None:
