@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from headgate import Gate, Policy
+from headgate import Gate, MemoryStore, Policy
 from headgate.gate.changes import exemption, override
 from headgate.hub.agents.registry import Grant
+from tests.support.account_alerts import settled, shown, spend
 from tests.support.hub import ADMIN, AgentConnection, Running, running
 
 SIGNAL = {"type": "seen", "entity": "door", "weight": 1, "timestamp": 1}
@@ -225,6 +226,20 @@ def test_nobody_registers_while_an_agents_name_cannot_be_read(place: Path, token
         answer = stranger.post("/api/onboard/register", json={"agent_id": "planner"})
         assert (answer.status_code, answer.json()["error"]) == (503, "unavailable")
         assert other.get("/api/mailbox").status_code == 200, "known agents go on"
+
+
+def test_a_damaged_name_of_an_agent_stops_no_alert_of_an_account(tmp_path: Path) -> None:
+    policy = Policy(accounts={"default": {"agent": {"usd": "10 in all"}}})
+    for start in ("first", "again"):
+        with MemoryStore(remember=tmp_path / "limits.db") as store, running(policy, store=store, data=tmp_path) as hub:
+            if start == "first":
+                hub.register("planner")
+                hub.register("writer")
+                execute(tmp_path, "INSERT INTO agents VALUES ('bad' || char(10) || 'name', zeroblob(32), 1)")
+            assert spend(hub, "8", "planner" if start == "first" else "writer")
+            settled(hub)
+            found = {alert["account"] for alert in shown(hub)}
+            assert found == ({"-/-/planner"} if start == "first" else {"-/-/planner", "-/-/writer"})
 
 
 def test_the_admin_gets_a_new_token_if_the_old_one_cannot_be_read(place: Path, tokens: dict[str, str]) -> None:

@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from math import ceil
 from typing import Final, Literal, TypeAlias
 from uuid import uuid4
@@ -127,17 +128,17 @@ class AccountAlerts(BaseAlerts[AccountAlert, _OpenAlert], Timed):
         before = len(self._open)
         if self._store.is_comparison_due():
             await self._compare()
-        if self._starts_from_file:
-            await self._raise_again()
-            self._starts_from_file = False
-        worked = self._due or bool(self._events) or len(self._open) != before
+        worked = self._due or bool(self._events)
         while self._events:
             await self._raise(self._events.popleft())
             await asyncio.sleep(0)  # let other tasks run, however many alerts there are
         if self._due:
             self._due = False
             await self._check_all()
-        if worked:
+        if self._starts_from_file:
+            self._starts_from_file = False
+            await self._raise_again()
+        if worked or len(self._open) != before:
             self._set_timer()
 
     async def _raise_again(self) -> None:
@@ -147,7 +148,9 @@ class AccountAlerts(BaseAlerts[AccountAlert, _OpenAlert], Timed):
             return
         paths, page = gate.list_accounts(), await self._agents("")
         while page:
-            paths += [gate.path_of(one.agent) for one in page]
+            for one in page:
+                with suppress(InvalidInput):  # a damaged name
+                    paths.append(gate.path_of(one.agent))
             page = await self._agents(page[-1].agent)
         for number, path in enumerate(paths):
             try:
