@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import pytest
 from msgspec.structs import replace
@@ -11,8 +11,10 @@ from structlog.testing import capture_logs
 
 from headgate import MemoryStore, Policy
 from headgate.events import AccountAlerted
+from headgate.hub.agents.registry import AgentRecord, Registry
 from headgate.hub.monitoring import account_alerts as module
 from headgate.hub.monitoring.alert_base import encoded
+from headgate.hub.storage.database import DatabaseError
 from headgate.stores.redis.alerts import RedisAlerts
 from tests.support.account_alerts import PAYS, RAISED, RESOLVED, compared, settled, shown, spend
 from tests.support.alerts import settled as agents_settled
@@ -94,6 +96,51 @@ def test_f1_a_restarted_hub_raises_the_alerts_of_its_budgets_again(receiver: Rec
         hub.hub.gate.set_account_limit("acme/search", "usd", "50/calendar year")
         settled(hub)
         assert events(receiver)[2:] == [(RESOLVED, "acme/search", 0.8)]
+
+
+def test_f1_a_restarted_hub_waits_until_it_can_read_its_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.hub.monitoring.alert_base._INTERVAL", 0.02)
+    policy, file = Policy(accounts={"default": {"agent": {"usd": "10 in all"}}}), tmp_path / "limits.db"
+    with MemoryStore(remember=file) as store, running(policy, store=store, data=tmp_path) as hub:
+        hub.register("planner")
+        hub.register("writer")
+        assert spend(hub, "9")
+    real, failures = Registry.agents, [DatabaseError("no agents")] * 3
+
+    async def sometimes(*words: Any) -> list[AgentRecord]:
+        if failures:
+            raise failures[0]
+        return await real(*words)
+
+    monkeypatch.setattr(Registry, "agents", sometimes)
+    with (
+        capture_logs() as logged,
+        MemoryStore(remember=file) as store,
+        running(policy, store=store, data=tmp_path) as hub,
+    ):
+        assert spend(hub, "9", "writer")
+        wait_for(lambda: hub.hub.account_alerts.open == 1, "what is spent now")
+        settled(hub)
+        assert [alert["account"] for alert in shown(hub)] == ["-/-/writer"]
+        failures.clear()
+        wait_for(lambda: hub.hub.account_alerts.open == 2, "what was spent before")
+    assert [line["error"] for line in logged if line["log_level"] == "error"] == ["no agents"], "said once"
+
+
+def test_f1_an_alert_is_resolved_also_if_the_next_one_fails(receiver: Receiver) -> None:
+    with capture_logs() as logged, running(PAYS, webhooks=(receiver.url,)) as hub:
+        alerts, ends, no_amount = hub.hub.account_alerts, float(round(hub.clock.wall()) + 60), cast("Any", None)
+
+        def spend_in_both() -> None:
+            alerts.on_alert(AccountAlerted("acme", "usd", "", 0.8, "10 usd/calendar day", ends))
+            alerts.on_alert(AccountAlerted("broken", "usd", "", 0.8, "10 usd/calendar day", ends, no_amount))
+
+        hub.call(spend_in_both)
+        settled(hub)
+        hub.clock.advance(60)
+        settled(hub)
+        assert events(receiver) == [(RAISED, "acme", 0.8), (RESOLVED, "acme", 0.8)]
+    assert [line["event"] for line in logged if line["log_level"] == "error"] == ["an alert of an account failed"]
 
 
 def test_f1_an_empty_budget_of_a_team_makes_nobody_an_offender(receiver: Receiver) -> None:

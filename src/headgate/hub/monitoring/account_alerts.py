@@ -105,6 +105,7 @@ class AccountAlerts(BaseAlerts[AccountAlert, _OpenAlert], Timed):
         self._due = False  # whether to look at the budgets of open alerts
         memory = in_process(gate.store)
         self._starts_from_file = memory is not None and memory.file is not None  # until its budgets were looked at
+        self._failure_logged = False
 
     def on_alert(self, event: AccountAlerted) -> None:
         """Raise an alert soon. May be called in any thread."""
@@ -125,33 +126,55 @@ class AccountAlerts(BaseAlerts[AccountAlert, _OpenAlert], Timed):
     # One alert after the other ---------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        before = len(self._open)
-        if self._store.is_comparison_due():
-            await self._compare()
-        worked = self._due or bool(self._events)
-        while self._events:
-            await self._raise(self._events.popleft())
-            await asyncio.sleep(0)  # let other tasks run, however many alerts there are
-        if self._due:
-            self._due = False
-            await self._check_all()
-        if self._starts_from_file:
-            self._starts_from_file = False
-            await self._raise_again()
-        if worked or len(self._open) != before:
-            self._set_timer()
+        before, worked = len(self._open), False
+        try:
+            if self._store.is_comparison_due():
+                await self._compare()
+            worked = self._due or bool(self._events)
+            while self._events:
+                await self._raise(self._events.popleft())
+                await asyncio.sleep(0)  # let other tasks run, however many alerts there are
+            if self._due:
+                self._due = False
+                await self._check_all()
+            if self._starts_from_file:
+                await self._start_from_file()
+        finally:
+            if worked or len(self._open) != before:
+                self._set_timer()
 
-    async def _raise_again(self) -> None:
-        """Raise the alerts of all budgets as they are in the file."""
+    def _is_polling(self) -> bool:
+        return self._starts_from_file or super()._is_polling()
+
+    async def _start_from_file(self) -> None:
+        """Raise the alerts of all budgets as they are in the file. If the agents can't be read, it is tried again."""
+        self._starts_from_file = False
+        try:
+            paths = await self._all_paths()
+        except HeadgateError as error:
+            self._starts_from_file = True
+            if not self._failure_logged:
+                self._failure_logged = True
+                _log.error("alerts of accounts wait until the agents can be read; said once", error=str(error))
+            return
+        await self._raise_again(paths)
+
+    async def _all_paths(self) -> list[str]:
+        """The paths of all accounts and registered agents, if any of them has a budget."""
         gate = self._gate
         if not gate.effective.accounts.has_budgets:
-            return
+            return []
         paths, page = gate.list_accounts(), await self._agents("")
         while page:
             for one in page:
                 with suppress(InvalidInput):  # a damaged name
                     paths.append(gate.path_of(one.agent))
             page = await self._agents(page[-1].agent)
+        return paths
+
+    async def _raise_again(self, paths: list[str]) -> None:
+        """Raise the alerts of some accounts."""
+        gate = self._gate
         for number, path in enumerate(paths):
             try:
                 limits = (await gate.aaccount(path)).limits

@@ -14,7 +14,7 @@ from headgate.errors import StoreAway
 from headgate.hub.background import BackgroundTasks
 from headgate.stores.base import AlertOutcome, SharedAlerts
 
-_INTERVAL: Final = 1.0  # seconds between two comparisons with the store
+_INTERVAL: Final = 1.0  # seconds between two comparisons with the store, and two tries to read the agents
 _MAX_RECENT: Final = 50  # alerts that are shown
 
 _log = structlog.get_logger("headgate.hub")
@@ -139,18 +139,22 @@ class BaseAlerts(ABC, Generic[A, Entry]):
         await self._background.cancel()
 
     async def _run(self) -> None:
-        """Work each time that it is woken, and once a second if hubs share a store."""
+        """Work each time that it is woken, and once a second while it polls."""
         while True:
             try:
                 await self._work()
             except Exception:  # noqa: BLE001 - the next ones may succeed
                 _log.exception(self._FAILURE)
             try:
-                async with asyncio.timeout(_INTERVAL if self._store.is_shared else None):
+                async with asyncio.timeout(_INTERVAL if self._is_polling() else None):
                     await self._woken.wait()
             except TimeoutError:
                 pass
             self._woken.clear()
+
+    def _is_polling(self) -> bool:
+        """Whether there is something to do of which no event tells: to look for the alerts of other hubs."""
+        return self._store.is_shared
 
     @abstractmethod
     async def _work(self) -> None:
