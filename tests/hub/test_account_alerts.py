@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -9,8 +10,9 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from headgate import MemoryStore, Policy
+from headgate import Gate, MemoryStore, Policy
 from headgate.events import AccountAlerted
+from headgate.gate.account_status import AccountStatus
 from headgate.hub.agents.registry import AgentRecord, Registry
 from headgate.hub.monitoring import account_alerts as module
 from headgate.hub.monitoring.alert_base import encoded
@@ -125,6 +127,30 @@ def test_f1_a_restarted_hub_waits_until_it_can_read_its_agents(tmp_path: Path, m
         failures.clear()
         wait_for(lambda: hub.hub.account_alerts.open == 2, "what was spent before")
     assert [line["error"] for line in logged if line["log_level"] == "error"] == ["no agents"], "said once"
+
+
+def test_f1_a_reload_that_removes_accounts_stops_no_alert_of_others(tmp_path: Path) -> None:
+    at, agents = {"acme": {"usd": "10 in all"}}, {"planner": {"account": "acme/search"}}
+    policy, file = Policy(accounts={"at": at}, agents=agents), tmp_path / "limits.db"
+    with MemoryStore(remember=file) as store, running(policy, store=store, data=tmp_path) as hub:
+        hub.register("planner")
+        assert spend(hub, "9")
+    read: list[list[str]] = []
+
+    class Reloaded(Gate):
+        """One that is reloaded between the listing of its accounts and their reading."""
+
+        async def aaccounts(self, paths: Iterable[str]) -> list[AccountStatus]:
+            read.append(list(paths))
+            if len(read) == 1:
+                self.reload(Policy(accounts={"levels": ["agent", "session"], "at": at}))
+            return await super().aaccounts(read[-1])
+
+    with MemoryStore(remember=file) as store, running(policy, store=store, data=tmp_path, gate=Reloaded) as hub:
+        settled(hub)
+        assert read[0] == ["acme", "acme/search", "acme/search/planner"], "read together"
+        assert read[1:] == [[path] for path in read[0]]
+        assert [alert["account"] for alert in shown(hub)] == ["acme"]
 
 
 def test_f1_an_alert_is_resolved_also_if_the_next_one_fails(receiver: Receiver) -> None:

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from headgate.errors import HeadgateError, InvalidInput, StoreAway
 from headgate.events import AccountAlerted
 from headgate.gate import Gate
-from headgate.gate.account_status import ALERT_SHARES, LimitStatus, alert_share
+from headgate.gate.account_status import ALERT_SHARES, AccountStatus, LimitStatus, alert_share
 from headgate.hub.agents.registry import AgentRecord
 from headgate.hub.monitoring.alert_base import BaseAlerts, OpenAlert, StoreOutcome, encoded
 from headgate.hub.timer import Timed, Timer
@@ -47,7 +47,7 @@ MARK: Final = "\t"
 _RECHECK: Final = 30_000_000  # microseconds between two looks at the budgets of open alerts
 _ROUNDED: Final = 0.001  # seconds by which a moment may be off
 _TRIES: Final = 3
-_BATCH: Final = 20  # accounts that are read before other tasks have their turn
+_BATCH: Final = 50  # accounts that are read together, before other tasks have their turn
 
 _log = structlog.get_logger("headgate.hub")
 
@@ -164,31 +164,38 @@ class AccountAlerts(BaseAlerts[AccountAlert, _OpenAlert], Timed):
         gate = self._gate
         if not gate.effective.accounts.has_budgets:
             return []
-        paths, page = gate.list_accounts(), await self._agents("")
+        found, page = [], await self._agents("")
         while page:
             for one in page:
                 with suppress(InvalidInput):  # a damaged name
-                    paths.append(gate.path_of(one.agent))
+                    found.append(gate.path_of(one.agent))
             page = await self._agents(page[-1].agent)
-        return paths
+        return gate.list_accounts() + sorted(found)  # agents of an account are read together
 
     async def _raise_again(self, paths: list[str]) -> None:
         """Raise the alerts of some accounts."""
-        gate = self._gate
-        for number, path in enumerate(paths):
-            try:
-                limits = (await gate.aaccount(path)).limits
-            except InvalidInput:  # a reload has removed it
-                continue
-            for limit in limits:
-                share = alert_share(limit.left, limit.amount)
-                if share and _is_budget(limit.limit):
-                    after = limit.resets_after
-                    resets_at = None if after is None else float(round(self._clock.wall() + after))
-                    told = (share, limit.limit, resets_at, limit.left)
-                    await self._raise(AccountAlerted(limit.account, limit.resource, limit.tool, *told))
-            if number % _BATCH == 0:
-                await asyncio.sleep(0)
+        for start in range(0, len(paths), _BATCH):
+            for account in await self._read(paths[start : start + _BATCH]):
+                for limit in account.limits:
+                    if (event := self._event_of(limit)) is not None:
+                        await self._raise(event)
+            await asyncio.sleep(0)
+
+    async def _read(self, paths: list[str]) -> list[AccountStatus]:
+        """Some accounts, without those that a reload has removed."""
+        try:
+            return await self._gate.aaccounts(paths)
+        except InvalidInput:
+            return [found for path in paths for found in await self._read([path])] if len(paths) > 1 else []
+
+    def _event_of(self, limit: LimitStatus) -> AccountAlerted | None:
+        """What the gate would emit at a hold now; None if that is nothing."""
+        share = alert_share(limit.left, limit.amount)
+        if not share or not _is_budget(limit.limit):
+            return None
+        after = limit.resets_after
+        resets_at = None if after is None else float(round(self._clock.wall() + after))
+        return AccountAlerted(limit.account, limit.resource, limit.tool, share, limit.limit, resets_at, limit.left)
 
     async def _raise(self, event: AccountAlerted) -> None:
         """Open an alert, or raise the open one again, and send a notification: unless another hub has."""
