@@ -100,6 +100,21 @@ def test_f1_a_restarted_hub_raises_the_alerts_of_its_budgets_again(receiver: Rec
         assert events(receiver)[2:] == [(RESOLVED, "acme/search", 0.8)]
 
 
+def test_f1_a_restarted_hub_raises_alerts_of_agents_that_are_not_registered(tmp_path: Path) -> None:
+    """An admin may hold for any agent. One that nothing names is known at its next hold."""
+    accounts, file = {"default": {"agent": {"usd": "10 in all"}}}, tmp_path / "limits.db"
+    policy = Policy(accounts=accounts, agents={"planner": {"account": "acme"}})
+    with MemoryStore(remember=file) as store, running(policy, store=store, data=tmp_path) as hub:
+        hub.hub.gate.set_agent_account("writer", "acme")
+        assert all([spend(hub, "8", agent) for agent in ("planner", "writer", "other")])
+    with MemoryStore(remember=file) as store, running(policy, store=store, data=tmp_path) as hub:
+        settled(hub)
+        assert {alert["account"] for alert in shown(hub)} == {"acme/-/planner", "acme/-/writer"}
+        assert spend(hub, "1", "other")
+        settled(hub)
+        assert {alert["account"] for alert in shown(hub)} == {"acme/-/planner", "acme/-/writer", "-/-/other"}
+
+
 def test_f1_a_restarted_hub_waits_until_it_can_read_its_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.hub.monitoring.alert_base._INTERVAL", 0.02)
     policy, file = Policy(accounts={"default": {"agent": {"usd": "10 in all"}}}), tmp_path / "limits.db"

@@ -160,17 +160,23 @@ class AccountAlerts(BaseAlerts[AccountAlert, _OpenAlert], Timed):
         await self._raise_again(paths)
 
     async def _all_paths(self) -> list[str]:
-        """The paths of all accounts and registered agents, if any of them has a budget."""
+        """The paths of all accounts and agents that are registered or named by a rule, if any has a budget."""
         gate = self._gate
         if not gate.effective.accounts.has_budgets:
             return []
-        found, page = [], await self._agents("")
+        agents = self._paths_of([agent for agent, _ in gate.effective.agents.items()])
+        page = await self._agents("")
         while page:
-            for one in page:
-                with suppress(InvalidInput):  # a damaged name
-                    found.append(gate.path_of(one.agent))
+            agents |= self._paths_of([one.agent for one in page])
             page = await self._agents(page[-1].agent)
-        return gate.list_accounts() + sorted(found)  # agents of an account are read together
+        return gate.list_accounts() + sorted(agents)  # agents of an account are read together
+
+    def _paths_of(self, agents: list[str]) -> set[str]:
+        paths = set()
+        for agent in agents:
+            with suppress(InvalidInput):  # a damaged name
+                paths.add(self._gate.path_of(agent))
+        return paths
 
     async def _raise_again(self, paths: list[str]) -> None:
         """Raise the alerts of some accounts."""
