@@ -284,66 +284,59 @@ class AgentSockets:
     # What each frame does --------------------------------------------------------------------------------------------
 
     async def _answer(self, connection: _AgentConnection, frame: frames.ClientFrame) -> frames.ServerFrame:
-        agent, socket, messages = connection.agent, connection.socket, self._messages
+        """What a frame is answered. The frequent ones come first, since each case takes time."""
+        agent = connection.agent
         match frame:
-            case frames.Identify():
-                raise RequestError(409, "identified", f"this connection is {agent!r} already; open another")
+            case frames.SessionSignal():
+                number = await self._sessions.write(agent, str(frame.session), frames.decode_signal(frame.signal))
+                return frames.SignalLogged(session=frame.session, number=number)
             case frames.Ping():
                 return frames.Pong()
+            case frames.SendMessage():
+                delivered = await self._messages.send(agent, frame.to, frame.body)
+                return frames.MessageSent(to=frame.to, delivered=delivered)
+            case frames.ChannelPublish():
+                number = await self._messages.publish(frame.channel, agent, frame.body)
+                return frames.Published(channel=frame.channel, number=number)
+            case frames.TaskProgress():
+                return _updated(await self._scheduler.report_progress(agent, frame.task_id, frame.progress, frame.note))
+            case frames.TaskAccepted():
+                return _updated(await self._scheduler.accept(agent, frame.task_id))
+            case frames.TaskComplete():
+                result = bytes(frame.result) if isinstance(frame.result, Raw) else None
+                return _updated(await self._scheduler.complete(agent, frame.task_id, result))
+            case frames.TaskFailed():
+                return _updated(await self._scheduler.fail(agent, frame.task_id, frame.error, frame.retry))
+            case frames.TaskRecovering():
+                return _updated(await self._scheduler.recover(agent, frame.task_id))
             case frames.Status():
                 return await self._status(agent, frame)
             case frames.ListAgents():
                 agents, more = self._presence.page(frame.limit, frame.after)
                 return frames.Agents(agents=agents, more=more)
             case frames.ListChannels():
-                channels, more = messages.chat_channels(frame.limit, frame.after)
+                channels, more = self._messages.chat_channels(frame.limit, frame.after)
                 return frames.Channels(channels=channels, more=more)
             case frames.ChannelHistory():
                 before = None if frame.before is UNSET else frame.before
-                found = await messages.history(frame.channel, frame.limit, before)
+                found = await self._messages.history(frame.channel, frame.limit, before)
                 return frames.History(channel=frame.channel, messages=found)
-            case frames.SendMessage():
-                delivered = await messages.send(agent, frame.to, frame.body)
-                return frames.MessageSent(to=frame.to, delivered=delivered)
-            case frames.ChannelPublish():
-                number = await messages.publish(frame.channel, agent, frame.body)
-                return frames.Published(channel=frame.channel, number=number)
             case frames.ChannelSubscribe():
-                messages.subscribe(frame.channel, socket)
+                self._messages.subscribe(frame.channel, connection.socket)
                 return frames.Subscribed(channel=frame.channel)
             case frames.ChannelUnsubscribe():
-                await messages.unsubscribe(frame.channel, socket)
+                await self._messages.unsubscribe(frame.channel, connection.socket)
                 return frames.Unsubscribed(channel=frame.channel)
             case frames.SessionOpen():
                 rate = None if frame.rate is UNSET else frame.rate
                 burst = None if frame.burst is UNSET else frame.burst
                 session = await self._sessions.open(agent, str(frame.session), rate, burst)
                 return frames.SessionOpened(session=frame.session, limit=str(session.limit))
-            case frames.SessionSignal():
-                number = await self._sessions.write(agent, str(frame.session), frames.decode_signal(frame.signal))
-                return frames.SignalLogged(session=frame.session, number=number)
             case frames.SessionClose():
                 await self._sessions.close(agent, str(frame.session))
                 return frames.SessionClosedFrame(session=frame.session)
-            case _:
-                task = await self._report(agent, frame)
-                return frames.TaskUpdated(task_id=task.task_id, state=task.state)
-
-    async def _report(self, agent: str, frame: frames.ClientFrame) -> Task:
-        """What an agent reports about its task; the task after that."""
-        scheduler = self._scheduler
-        match frame:
-            case frames.TaskAccepted():
-                return await scheduler.accept(agent, frame.task_id)
-            case frames.TaskProgress():
-                return await scheduler.report_progress(agent, frame.task_id, frame.progress, frame.note)
-            case frames.TaskComplete():
-                result = bytes(frame.result) if isinstance(frame.result, Raw) else None
-                return await scheduler.complete(agent, frame.task_id, result)
-            case frames.TaskFailed():
-                return await scheduler.fail(agent, frame.task_id, frame.error, frame.retry)
-            case frames.TaskRecovering():
-                return await scheduler.recover(agent, frame.task_id)
+            case frames.Identify():
+                raise RequestError(409, "identified", f"this connection is {agent!r} already; open another")
         raise TypeError(f"expected a frame of an agent, got {frame!r}")
 
     async def _status(self, agent: str, frame: frames.Status) -> frames.AgentStatus:
@@ -359,6 +352,10 @@ class AgentSockets:
             violations=standing.violations,
             quiet_left_ms=ceil(standing.quiet_left * 1000),
         )
+
+
+def _updated(task: Task) -> frames.TaskUpdated:
+    return frames.TaskUpdated(task_id=task.task_id, state=task.state)
 
 
 def _problem(error: Exception) -> frames.Problem:
