@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from headgate import Policy
+from headgate import Gate, Policy
+from headgate.gate.reload import PolicyWatcher
 from headgate.hub.app import Hub
 from headgate.hub.config_file import ConfigFile
 from headgate.hub.settings import LOG_LEVELS
@@ -136,6 +137,23 @@ async def test_a_reload_says_what_waits_for_a_restart(
         assert await light() == "120/minute"
         file.write_text("hub = 5\n")
         assert "hub: expected a table" in (await reload())["detail"]
+
+
+@pytest.mark.parametrize("way", ["signal", "file"])
+def test_a_reload_without_a_request_reports_all_mistakes_too(
+    tmp_path: Path, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "headgate.toml"
+    file.write_text("")
+    config, gate = ConfigFile(file), Gate(Policy.load(file))
+    with PolicyWatcher(gate, file, interval=0.01 if way == "file" else 1000, sighup=True, read=config.read):
+        (tmp_path / "new").write_text("warn_at = 5\n[hub]\nport = 99999\n")
+        (tmp_path / "new").replace(file)
+        if way == "signal":
+            os.kill(os.getpid(), signal.SIGHUP)
+        wait_for(lambda: "policy not reloaded" in caplog.text, "the refusal")
+    assert f"{file} and settings of the hub: 2 mistakes\n  warn_at: " in caplog.text
+    assert "hub.port: expected a whole number from 0 to 65535, got '99999'" in caplog.text
 
 
 @pytest.mark.long

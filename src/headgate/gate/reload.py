@@ -50,8 +50,8 @@ class PolicyWatcher:
 
     A thread of its own looks at the file every `interval` seconds, and applies a change that it finds twice. A forked
     process watches with its own thread. SIGHUP is handled only with `sighup`, which works in the main thread alone, and
-    not on Windows. `check` is called in that thread with the content of a file whose policy is valid, before it is
-    applied, and may raise a `PolicyError` about the rest of it.
+    not on Windows. `read` returns the policy, in that thread, from the path and the content of the file. It may check
+    what else is in the file, and raises a `PolicyError` with all mistakes.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class PolicyWatcher:
         *,
         interval: float = 1.0,
         sighup: bool = False,
-        check: Callable[[dict[str, Any]], object] | None = None,
+        read: Callable[[str, dict[str, Any]], Policy] = Policy.from_settings,
     ) -> None:
         self._gate: Final = gate
         self._path: Final = fspath(path)
@@ -69,7 +69,7 @@ class PolicyWatcher:
         self._signal: Final = getattr(signal, "SIGHUP", None) if sighup else None
         if sighup and self._signal is None:
             refuse("PolicyWatcher sighup", "False, since this system has no SIGHUP (call reload_file instead)", sighup)
-        self._check: Final = check
+        self._read_policy: Final = read
         self._signalled = False
         self._stopped = False
         self._seen: bytes | str = b""  # the content at the last look, as a digest, or why there was none
@@ -153,14 +153,14 @@ class PolicyWatcher:
 
     def _apply(self, content: bytes, explicit: bool) -> None:
         settings = parse_toml(self._path, content)
-        policy = Policy.from_settings(self._path, settings)
-        if self._check is not None and (explicit or not _sets_nothing(settings)):
-            self._check(settings)
+        empty = _sets_nothing(settings)
+        read = Policy.from_settings if empty and not explicit else self._read_policy
+        policy = read(self._path, settings)
         if explicit:
             _reload(self._gate, self._path, policy, "SIGHUP")
         elif (policy, policy.given) == (self._gate.policy, self._gate.policy.given):
             _log.debug("%s was read, and is the policy in effect", self._path)
-        elif _sets_nothing(settings):
+        elif empty:
             _log.error(
                 "policy not reloaded, the old one stays in effect: %s: expected settings, got an empty file; if it is "
                 "meant to be empty, reload it explicitly, as by SIGHUP",
@@ -187,4 +187,10 @@ def _log_failure(error: Exception) -> None:
 
 
 def _sets_nothing(table: dict[str, Any]) -> bool:
-    return all(isinstance(value, dict) and _sets_nothing(value) for value in table.values())
+    values = list(table.values())
+    while values:  # tables may be nested more deeply than calls
+        value = values.pop()
+        if not isinstance(value, dict):
+            return False
+        values.extend(value.values())
+    return True

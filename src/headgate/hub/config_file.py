@@ -19,30 +19,23 @@ class ConfigFile:
     def __init__(self, path: Path | None, given: Mapping[str, str] | None = None) -> None:
         self.path: Final = path
         self._given: Final = given
-        self._at_start: Final = None if path is None else self._settings(read_toml(path))
+        self._at_start: Final = None if path is None else HubSettings.from_content(str(path), read_toml(path), given)
 
     def load(self) -> tuple[Policy, list[str]]:
-        """The policy in the file, and what `check` says of it. A `PolicyError` lists the mistakes of either."""
-        policy, settings = read_content(self._name, read_toml(self._name), self._given)
-        return policy, self._changed(settings)
+        """The policy in the file, and the settings of the hub, such as `hub.port`, that a restart would change.
 
-    def check(self, content: Mapping[str, Any]) -> list[str]:
-        """The settings of the hub, such as `hub.port`, that a restart would change. They are logged.
-
-        A wrong table `[hub]` is a `PolicyError`.
+        They are logged. A `PolicyError` lists the mistakes in the policy and in the table `[hub]`.
         """
-        return self._changed(self._settings(content))
+        return self._read(str(self.path), read_toml(str(self.path)))
 
-    def _changed(self, settings: HubSettings) -> list[str]:
+    def read(self, source: str, content: Mapping[str, Any]) -> Policy:
+        """The same policy, from the content of the file."""
+        return self._read(source, content)[0]
+
+    def _read(self, source: str, content: Mapping[str, Any]) -> tuple[Policy, list[str]]:
+        policy, settings = read_content(source, content, self._given)
         names = [one.name for one in fields(HubSettings)]
         changed = [f"hub.{name}" for name in names if getattr(settings, name) != getattr(self._at_start, name)]
         if changed:
             _log.warning("changed settings wait for a restart of the hub", settings=changed)
-        return changed
-
-    @property
-    def _name(self) -> str:
-        return str(self.path)
-
-    def _settings(self, content: Mapping[str, Any]) -> HubSettings:
-        return HubSettings.from_content(self._name, content, self._given)
+        return policy, changed

@@ -87,7 +87,7 @@ async def _serve(
 ) -> None:
     async with Hub(settings, policy, config=file) as hub:
         server = Server(hub, *server_config(hub, settings, tls))
-        watcher = None if file.path is None else PolicyWatcher(hub.gate, file.path, sighup=True, check=file.check)
+        watcher = None if file.path is None else PolicyWatcher(hub.gate, file.path, sighup=True, read=file.read)
         with _ignore_sighup() if watcher is None else watcher:
             await _print_welcome(hub, settings, listener, out)
             await server.serve([listener])
