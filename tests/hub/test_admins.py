@@ -200,6 +200,8 @@ def test_b6_a_role_that_is_left_from_lost_data_is_nobodys() -> None:
     with running() as hub, hub.http(ADMIN) as admin, hub.http() as stranger:
         hub.hub.gate.set_role("ada", "admin")  # as if hub.db was lost, and changes.db was not
         assert refused(stranger.post("/api/onboard/register", json={"agent_id": "ada"})) == (409, "exists")
+        assert refused(admin.post("/api/admin/agents", json={"agent_id": "ada", "plan": "gold"})) == (400, "invalid")
+        assert hub.hub.gate.effective.roles == {"ada": "admin"}, "nothing has come of it"
         token = admin.post("/api/admin/agents", json={"agent_id": "ada"}).json()["token"]
         with hub.http(token) as ada:
             assert refused(ada.get(ADMINS)) == (403, "forbidden")

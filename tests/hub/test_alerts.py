@@ -93,6 +93,16 @@ def test_b8_violations_from_many_threads_raise_one_alert(hub: Running, receiver:
     assert (hub.hub.alerts.raised, hub.hub.alerts.open, hub.hub.alerts.resolved) == (1, 1, 0)
 
 
+def test_b8_a_resolved_alert_has_counted_all_violations(hub: Running, receiver: Receiver) -> None:
+    offend(hub)
+    settled(hub)
+    offend(hub, times=5)
+    advance(hub, 60)
+    raised, resolved = [one.json()["alert"] for one in receiver.heard]
+    assert (raised["total"], resolved["total"]) == (10, 15)
+    assert shown(hub) == [resolved]
+
+
 def test_b8_an_open_alert_is_raised_again_only_after_the_window(hub: Running, receiver: Receiver) -> None:
     offend(hub)
     for _ in range(29):  # every ten seconds, up to 290

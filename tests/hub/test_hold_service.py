@@ -20,6 +20,7 @@ import httpx
 import pytest
 
 from headgate import ManualClock, Policy, RedisStore
+from headgate.gate.account_holds import AccountHold
 from headgate.hub.api import hold_routes
 from headgate.hub.app import Hub
 from tests.support.hub import ADMIN, Running, hub_settings, running
@@ -296,6 +297,23 @@ def test_a_hold_that_is_granted_after_its_token_was_revoked_is_given_back(
         waiting.free_slot()
         assert waiting.answer().status_code == 401
     assert tenant.left("acme/search/planner")["slots"] == "1"
+
+
+def test_an_older_hold_that_is_asked_for_again_after_a_revocation_stays(
+    tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = tenant.hub.hub
+    ahold = hub.gate.ahold
+
+    async def after_a_revocation(*costs: Any, **more: Any) -> AccountHold:
+        await hub.registry.revoke("planner")
+        return await ahold(*costs, **more)
+
+    held = hold(tenant.planner, {"usd": "1"}, id="older")
+    monkeypatch.setattr(hub.gate, "ahold", after_a_revocation)
+    again = tenant.planner.post("/v1/holds", json={"costs": {"usd": "1"}, "id": "older", "timeout": 30})
+    assert refused(again)[:2] == (401, "unauthorized")
+    assert tenant.admin.get("/v1/holds/older?agent=planner").json() == held
 
 
 def test_the_store_is_asked_once_for_a_hold_that_waits_after_a_revocation(
