@@ -9,6 +9,7 @@ import pytest
 
 from headgate import Policy
 from headgate.hub.monitoring.address_log import MAX_ADDRESSES
+from headgate.limits.violations import Standing
 from headgate.stores.base import MAX_ALERTS
 from tests.support.agent_connections import BEHIND_A_PROXY, hello
 from tests.support.alerts import advance, offend, settled, shown
@@ -65,6 +66,22 @@ def test_b7_the_denied_actions_of_an_agent_most_frequent_first() -> None:
         hub.clock.advance(3600)
         found = detail(hub)
         assert (found["denied_actions"], len(found["denials"])) == ([], 9)
+
+
+def test_the_store_is_asked_for_the_standing_of_an_agent_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running() as hub, hub.http(VIEWER) as http:
+        offend(hub)
+        settled(hub)  # alerts ask, too
+        asked: list[str] = []
+        astanding = hub.hub.gate.astanding
+
+        async def noted(agent: str) -> Standing:
+            asked.append(agent)
+            return await astanding(agent)
+
+        monkeypatch.setattr(hub.hub.gate, "astanding", noted)
+        found = http.get("/api/admin/agents/planner").json()
+        assert (found["violations"], found["quiet_left_ms"], asked) == (10, 60_000, ["planner"])
 
 
 def test_denied_signals_and_envelopes_are_among_the_denials() -> None:

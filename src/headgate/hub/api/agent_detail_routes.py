@@ -112,7 +112,8 @@ async def _agent(
 ) -> AgentDetail:
     agent = call.parts["agent"]
     record = await registry.find(agent)
-    (card,) = await cards.of([agent])
+    standing = await gate.astanding(agent)
+    card = await cards.of_standing(agent, standing)
     sockets = [AgentSocket("ws", one.address, one.since) for one in presence.sockets_of(agent)]
     sockets += [AgentSocket("relay", one.address, one.since) for one in relay.sockets_of(agent)]
     denials, effective = stats.denials.last(agent), gate.effective
@@ -125,7 +126,7 @@ async def _agent(
     known = asdict(card) | {"override": by_channel(effective.overrides.get(agent, {}))}
     return AgentDetail(
         **known,
-        quiet_left_ms=ceil((await gate.astanding(agent)).quiet_left * 1000),
+        quiet_left_ms=ceil(standing.quiet_left * 1000),
         registered=record is not None,
         revoked=record is not None and record.revoked,
         registered_at=None if record is None else record.at,

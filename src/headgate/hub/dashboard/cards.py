@@ -23,6 +23,7 @@ from headgate.hub.monitoring.health import Health, StoreState
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT, Offender, Stats
 from headgate.hub.tasks.scheduler import Scheduler
 from headgate.limits.decision import Decision
+from headgate.limits.violations import Standing
 
 _BATCH: Final = 25  # cards that are made before other tasks have their turn
 _MINUTE: Final = 60 // SLOT
@@ -230,9 +231,14 @@ class Cards:
             await asyncio.sleep(0)  # in memory nothing waits, and many cards take long
         return found
 
-    async def _card(self, agent: str, last_hour: int) -> AgentCard:
+    async def of_standing(self, agent: str, standing: Standing) -> AgentCard:
+        """The card of an agent whose standing is known."""
+        return await self._card(agent, self._stats.violations_last_hour().get(agent, 0), standing)
+
+    async def _card(self, agent: str, last_hour: int, standing: Standing | None = None) -> AgentCard:
         gate = self._gate
-        standing = await gate.astanding(agent)
+        if standing is None:
+            standing = await gate.astanding(agent)
         free = gate.always_passes(agent)
         return AgentCard(
             agent_id=agent,
