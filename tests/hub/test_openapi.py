@@ -13,8 +13,10 @@ import schemathesis
 
 from headgate import ManualClock, MemoryStore, Policy
 from headgate._version import VERSION
+from headgate.hub.api.hold_routes import CallerAccount, HoldDetail
+from headgate.hub.api.responses import ApiResponse
 from headgate.hub.api.routes import ROUTES
-from headgate.hub.api.routing import Route, Who
+from headgate.hub.api.routing import Call, Route, Who, admin_route
 from headgate.hub.app import Hub
 from headgate.hub.config_file import ConfigFile
 from tests.support.example_requests import Scene, scene
@@ -175,3 +177,18 @@ def test_body_schemas_accept_what_the_hub_accepts(document: dict[str, Any]) -> N
         found = [client.post("/v1/check", json=body).status_code == 200 for body in bodies if body is not None]
     assert found == [judge.is_valid(body) for body in bodies if body is not None]
     assert 0 < sum(found) < len(found)
+
+
+def test_a_route_has_one_type_of_body_beside_whole_responses() -> None:
+    async def either(_call: Call) -> ApiResponse | HoldDetail:
+        raise NotImplementedError
+
+    async def response(_call: Call) -> ApiResponse:
+        raise NotImplementedError
+
+    async def two(_call: Call) -> HoldDetail | CallerAccount:
+        raise NotImplementedError
+
+    assert [admin_route("GET", "/x", handler, "").answer for handler in (either, response)] == [HoldDetail, str]
+    with pytest.raises(TypeError, match="GET /x: expected one type of body, got "):
+        _ = admin_route("GET", "/x", two, "").answer

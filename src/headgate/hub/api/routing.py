@@ -99,9 +99,11 @@ class Route:
     def answer(self) -> Any:
         """The type of the response's body, by what the handler returns: text, if that is always an `ApiResponse`."""
         returned = inspect.signature(self.handler).return_annotation
-        if returned is ApiResponse:
-            return str
-        return get_args(returned)[0] if isinstance(returned, UnionType) else returned
+        kinds = get_args(returned) if isinstance(returned, UnionType) else (returned,)
+        bodies = [kind for kind in kinds if kind is not ApiResponse]
+        if len(bodies) > 1:
+            raise TypeError(f"{self.method} {self.path}: expected one type of body, got {returned}")
+        return bodies[0] if bodies else str
 
 
 def admin_route(method: str, path: str, handler: Handler, about: str, **more: Any) -> Route:
