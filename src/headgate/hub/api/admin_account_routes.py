@@ -331,27 +331,34 @@ async def _defaults(_call: Call, gate: Gate) -> AccountDefaults:
 
 
 async def _set_defaults(call: Call, gate: Gate) -> AccountDefaults:
-    edit, _, _ = _changeable(call, gate)
-    edits = [edit(*one) for one in _limits(call.body, gate.effective.accounts)]
+    accounts = gate.effective.accounts
+    edit = _edit_in(call, accounts)
+    edits = [edit(*one) for one in _limits(call.body, accounts)]
     _expect_edits(edits)
     await gate.achange(edits, by=call.by)
     return await _defaults(call, gate)
 
 
 async def _reset_defaults(call: Call, gate: Gate) -> AccountDefaults:
-    edit, own, filed = _changeable(call, gate)
-    await gate.achange([edit(resource, None, tool) for resource, tool in _changed_limits(own, filed)], by=call.by)
+    accounts = gate.effective.accounts
+    edit = _edit_in(call, accounts)
+    changed = _changed_limits(_limits_in(call, accounts), _limits_in(call, gate.policy.accounts))
+    await gate.achange([edit(resource, None, tool) for resource, tool in changed], by=call.by)
     return await _defaults(call, gate)
 
 
-def _changeable(call: Call, gate: Gate) -> tuple[Callable[..., Edit], _Limits, _Limits]:
-    """What edits the level or the plan in a path, its limits, and those that the policy gives it."""
-    accounts, filed = gate.effective.accounts, gate.policy.accounts
+def _edit_in(call: Call, accounts: Accounts) -> Callable[..., Edit]:
+    """What makes an edit of the level or the plan in a path."""
     if "level" in call.parts:
-        level = accounts.check_level("level", call.parts["level"])
-        return partial(level_limit, level), accounts.defaults.get(level, {}), filed.defaults.get(level, {})
-    plan = accounts.check_plan("plan", call.parts["plan"])
-    return partial(plan_limit, plan), accounts.plans[plan], filed.plans[plan]
+        return partial(level_limit, accounts.check_level("level", call.parts["level"]))
+    return partial(plan_limit, accounts.check_plan("plan", call.parts["plan"]))
+
+
+def _limits_in(call: Call, accounts: Accounts) -> _Limits:
+    """The limits of the level or the plan in a path."""
+    return (
+        accounts.defaults.get(call.parts["level"], {}) if "level" in call.parts else accounts.plans[call.parts["plan"]]
+    )
 
 
 # Agents ---------------------------------------------------------------------------------------------------------------
