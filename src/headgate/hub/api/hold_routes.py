@@ -256,9 +256,9 @@ async def _hold(call: Call, gate: Gate, health: Health) -> HoldDetail | ApiRespo
 async def _wait_in_line(call: Call, health: Health, pending: PendingHold[AccountHold]) -> AccountHold:
     """A hold that may have to wait, as long as its caller listens and is admitted, and the hub goes on.
 
-    One that the caller won't know of is cancelled. If it hung up, and chose the id, it may ask for it again.
+    What is granted to a caller that isn't told is cancelled, unless it hung up and may ask again by its own id.
     """
-    making, leaving, wanted = asyncio.ensure_future(pending), asyncio.ensure_future(call.hung_up()), False
+    making, leaving, kept = asyncio.ensure_future(pending), asyncio.ensure_future(call.hung_up()), False
     try:
         while not (making.done() or leaving.done()):
             await asyncio.wait((making, leaving), timeout=_LOOK_AGAIN, return_when=asyncio.FIRST_COMPLETED)
@@ -266,9 +266,8 @@ async def _wait_in_line(call: Call, health: Health, pending: PendingHold[Account
                 await call.admit_again()
             if health.stopping and not making.done():
                 raise stopping_error()
-        wanted = not leaving.done()
+        kept = not leaving.done() or call.body.id is not None
     finally:
-        kept = wanted or (leaving.done() and call.body.id is not None)
         leaving.cancel()
         making.cancel()  # it does nothing to one that is done
         await asyncio.wait((making,))  # it may have something to give back
