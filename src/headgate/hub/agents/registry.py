@@ -359,9 +359,9 @@ class DatabaseAgents:
         query = "SELECT agent, at, digest IS NULL FROM agents WHERE agent > ? ORDER BY agent"
         return await self._list(query, after, limit)
 
-    async def _list(self, query: str, agent: str, limit: int) -> list[tuple[str, float, bool]]:
+    async def _list(self, query: str, value: str, limit: int) -> list[tuple[str, float, bool]]:
         def work(db: sqlite3.Connection) -> list[_ListedAgent]:
-            rows = db.execute(query, (agent,))
+            rows = db.execute(query, (value,))
             return list(islice(self._database.rows.read("agents", rows, _listed_agent, "not listed"), limit))
 
         return [(agent, at, bool(revoked)) for agent, at, revoked in await self._database.run(work)]
