@@ -145,6 +145,7 @@ class Hub:
         await self.store_guard.start()  # before the gate reads the changes
         stack.push_async_callback(self.store_guard.close)
         self._open_gate()
+        self._open_registry()
         self.stats = Stats(self.gate, self.clock)
         stack.callback(self.stats.stop)
         self.address_log = AddressLog(self.gate, self.clock)
@@ -167,7 +168,7 @@ class Hub:
             self.gate,
             self.clock,
             self.webhooks.send,
-            lambda after: self.registry.agents(after),  # noqa: PLW0108 - the registry is made later
+            self.registry.agents,
             shared_alerts,
             lambda: self.health.degraded,
         )
@@ -210,6 +211,14 @@ class Hub:
             files.append(store.file)
         self.health = Health(store, self.store_guard, files)
 
+    def _open_registry(self) -> None:
+        settings, store = self.settings, self.store
+        agents = store.agents() if isinstance(store, HubStore) else DatabaseAgents(self.database)
+        reserved = self.router.reserved("agent")
+        self.registry = Registry(
+            agents, self.gate, mode=settings.registration, most=settings.max_agents, reserved=reserved
+        )
+
     def _open_parts(self) -> None:
         settings, store, gate, clock, database = self.settings, self.store, self.gate, self.clock, self.database
         stats, alerts, health = self.stats, self.alerts, self.health
@@ -220,11 +229,7 @@ class Hub:
             settings.max_waiting,
         )
         tokens = self.tokens = Tokens(database, settings)
-        agents = store.agents() if isinstance(store, HubStore) else DatabaseAgents(database)
-        reserved = self.router.reserved("agent")
-        registry = self.registry = Registry(
-            agents, gate, mode=settings.registration, most=settings.max_agents, reserved=reserved
-        )
+        registry = self.registry
         operators = self.operators = Operators(tokens, registry, gate)
         authentication = Authentication(gate)
         allowed_hosts = self._allowed_hosts = AllowedHosts(settings.allowed_hosts)
