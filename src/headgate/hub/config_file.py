@@ -19,7 +19,8 @@ class ConfigFile:
     def __init__(self, path: Path | None, given: Mapping[str, str] | None = None) -> None:
         self.path: Final = path
         self._given: Final = given
-        self._at_start: Final = None if path is None else HubSettings.from_content(str(path), read_toml(path), given)
+        at_start = (Policy(), HubSettings()) if path is None else read_content(str(path), read_toml(path), given)
+        self.policy, self._at_start = at_start  # both from the same content
 
     def load(self) -> tuple[Policy, list[str]]:
         """The policy in the file, and the settings of the hub, such as `hub.port`, that a restart would change.

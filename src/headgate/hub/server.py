@@ -17,7 +17,6 @@ import uvloop
 
 from headgate._version import VERSION
 from headgate.errors import HeadgateError
-from headgate.gate.policy import Policy
 from headgate.gate.reload import PolicyWatcher
 from headgate.hub.api.http import HEALTH
 from headgate.hub.api.routes import ROUTES
@@ -66,26 +65,24 @@ class Server(uvicorn.Server):
 def serve(settings: HubSettings, config: Path | None, out: TextIO, given: Mapping[str, str] | None = None) -> None:
     """Run a hub until SIGINT or SIGTERM. `given` are the settings that the configuration file doesn't decide."""
     file = ConfigFile(config, given)
-    policy = Policy() if config is None else Policy.load(config)
     tls = tls_context(settings)  # an unusable certificate is refused before anything is started
     settings = _within_file_limit(settings)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # by default it kills, also while starting
     try:
         with _listen(settings) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, policy, file, listener, tls, out))
+            runner.run(_serve(settings, file, listener, tls, out))
     finally:
         signal.signal(signal.SIGHUP, signal.SIG_DFL if before is None else before)
 
 
 async def _serve(
     settings: HubSettings,
-    policy: Policy,
     file: ConfigFile,
     listener: socket.socket,
     tls: ssl.SSLContext | None,
     out: TextIO,
 ) -> None:
-    async with Hub(settings, policy, config=file) as hub:
+    async with Hub(settings, file.policy, config=file) as hub:
         server = Server(hub, *server_config(hub, settings, tls))
         watcher = None if file.path is None else PolicyWatcher(hub.gate, file.path, sighup=True, read=file.read)
         with _ignore_sighup() if watcher is None else watcher:
