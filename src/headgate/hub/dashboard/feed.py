@@ -70,7 +70,7 @@ class DashboardFeed:
         self._unidentified: Final[OrderedDict[Socket, None]] = OrderedDict()
         self._strangers: Final[Counter[str]] = Counter()  # unidentified sockets, by address
         self._identified: Final[dict[Socket, Holder]] = {}  # oldest first
-        self._drops = 0
+        self._drops = 0  # beside revoked tokens, roles and blocks that changed: the registry counts only the former
         self._viewers: Final[set[Socket]] = set()  # those that get updates
         self._updating: Final = asyncio.Lock()
         self._wake: Final = asyncio.Event()
