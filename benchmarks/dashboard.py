@@ -100,7 +100,7 @@ async def _work(hub: Hub, agents: list[str]) -> None:
     while True:
         for number, agent in enumerate(agents):
             for _ in range(chance.randrange(1, 6 if number % 25 == 0 else 3)):
-                await hub.stats.check(agent, "ws", "light", action="ping", address="127.0.0.1")
+                await hub.stats.check(agent, "ws", action="ping", address="127.0.0.1")
             if number % 100 == 0:
                 await asyncio.sleep(0)
         await asyncio.sleep(1)

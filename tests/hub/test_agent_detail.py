@@ -211,7 +211,7 @@ def test_b7_the_most_pressing_agents_come_first() -> None:
 
         def check(agent: str, times: int) -> None:
             for _ in range(times):
-                hub.run(hub.hub.stats.check(agent, "ws", "light", action="ping"))
+                hub.run(hub.hub.stats.check(agent, "ws", action="ping"))
 
         check("quiet", 1)
         check("first", 2 + 50)

@@ -69,7 +69,7 @@ def test_b8_the_log_names_three_denied_actions_and_no_more(hub: Running) -> None
     with capture_logs() as logged:
         for number in (4, 3, 2, 1):
             for _ in range(number):
-                hub.run(hub.hub.stats.check("planner", "ws", "heavy", cost=9999, action=f"{number}" + "x" * 999))
+                hub.run(hub.hub.stats.check("planner", "ws", cost=9999, action=f"{number}" + "x" * 999))
         settled(hub)
     (line,) = [line for line in logged if line["event"] == "many violations"]
     assert [text[:5] for text in line["actions"]] == ["ws 4x", "ws 3x", "ws 2x"]

@@ -278,7 +278,7 @@ def test_b7_many_cards_come_in_several_frames_and_other_tasks_have_their_turn() 
 
         async def offend() -> None:
             for name in names:
-                await hub.hub.stats.check(name, "ws", "light", action="ping")
+                await hub.hub.stats.check(name, "ws", action="ping")
 
         async def turns_during(work: Callable[[], Awaitable[object]]) -> int:
             """The turns that another task has meanwhile."""

@@ -400,7 +400,7 @@ def test_an_outage_is_measured() -> None:
     ):
 
         def check() -> bool:
-            return hub.run(hub.hub.stats.check("planner", "ws", "light")).degraded
+            return hub.run(hub.hub.stats.check("planner", "ws", "light"))[1].degraded
 
         def measured() -> tuple[float, ...]:
             found = scrape(hub)

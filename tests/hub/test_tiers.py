@@ -95,7 +95,7 @@ async def test_b7_a_tier_that_is_removed_while_a_card_is_made_is_left_out(monkey
         assert card["usage"] == {"channel": "http", "tier": "light", "used": 0.1, "remaining": 108, "capacity": 120}
 
 
-@pytest.mark.parametrize("moment", ["tier_of", "acheck"])
+@pytest.mark.parametrize("moment", ["find_limit", "acheck_limit"])
 async def test_a_request_passes_while_its_tier_is_removed(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Hub(hub_settings(), BULK) as hub, called(hub) as admin:
         registered = await admin.post("/api/admin/agents", json={"agent_id": "planner"})
@@ -111,7 +111,7 @@ async def test_a_request_passes_while_its_tier_is_removed(moment: str, monkeypat
             hub.gate.reload(Policy())
             return result
 
-        monkeypatch.setattr(hub.gate, moment, areload_after if moment == "acheck" else reload_after)
+        monkeypatch.setattr(hub.gate, moment, areload_after if moment == "acheck_limit" else reload_after)
         async with called(hub, registered.json()["token"]) as client:
             answer = await client.get("/api/mailbox")
         assert (answer.status_code, hub.gate.policy) == (200, Policy())

@@ -49,8 +49,18 @@ class GateChecks:
         """
         if type(agent) is not str or not 0 < len(agent) <= MAX_AGENT:
             agent = check_agent(agent)
-        key: str = agent
-        active = self._lookup.find(key, channel, tier, action)
+        return self.check_limit(self._lookup.find(agent, channel, tier, action), agent, cost, request_id)
+
+    def find_limit(
+        self, agent: str, channel: Text, tier: Text | None = None, *, action: Text | None = None
+    ) -> ActiveLimit:
+        """The limit of a check, for a caller that needs its tier as well. It is checked at once, by `check_limit`."""
+        return self._lookup.find(agent, channel, tier, action)
+
+    def check_limit(
+        self, active: ActiveLimit, key: str, cost: SupportsIndex = 1, request_id: Text | None = None
+    ) -> Decision:
+        """`check` under a limit that was found for the same agent."""
         number: i64 = cost if type(cost) is int and 0 < cost <= LARGEST else cost_of(cost)
         if active.exempt:
             decision = EXEMPT

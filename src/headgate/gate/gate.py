@@ -85,6 +85,11 @@ class Gate(GateAccounts, Closable):
             return self.check(agent, channel, tier, action=action, cost=cost, request_id=request_id)
         return await self._aapply(CHECK, *self._agent(agent, channel, tier, action), cost, request_id)
 
+    async def acheck_limit(self, active: ActiveLimit, agent: str, cost: SupportsIndex = 1) -> Decision:
+        if self._memory:
+            return self.check_limit(active, agent, cost)
+        return await self._aapply(CHECK, active, check_agent(agent), cost)
+
     def check_address(self, address: str, purpose: str = "request", *, cost: SupportsIndex = 1) -> Decision:
         """Check an unknown caller by address. `purpose` is one of `headgate.gate.policy.PURPOSES`.
 

@@ -96,13 +96,14 @@ async def _check(call: Call, gate: Gate, stats: Stats) -> Verdict:
     agent, channel = check_agent(body.agent_id), body.channel
     if (body.tier is None) is (body.action is None):
         raise RequestError(400, "invalid", "body: expected a tier or an action, and not both")
-    tier = gate.tier_of(channel, body.action) if body.tier is None else body.tier
-    if not body.peek:
-        decision = await stats.check(agent, channel, tier, body.cost, action=body.action)
-    elif body.cost != 1:
-        refuse("cost", "1 with peek, which says how much is left for any cost", body.cost)
-    else:
+    if body.peek:
+        if body.cost != 1:
+            refuse("cost", "1 with peek, which says how much is left for any cost", body.cost)
+        tier = gate.tier_of(channel, body.action) if body.tier is None else body.tier
         decision = await gate.apeek(agent, channel, tier)
+    else:
+        active, decision = await stats.check(agent, channel, body.tier, body.cost, action=body.action)
+        tier = active.tier
     return Verdict(agent, channel, tier, **describe_decision(decision))
 
 

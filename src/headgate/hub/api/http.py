@@ -192,19 +192,21 @@ class Api:
 
     async def _check(self, agent: str, action: str, address: str) -> Headers:
         """Check a request of an agent, or of an unknown caller by its address; the headers about an agent's limit."""
-        tier = self._gate.tier_of("http", action)
         blocked = bool(agent) and self._gate.is_blocked(agent)
         limit_headers, by_address = _NO_HEADERS, not blocked and (action == REGISTER or not agent)
         if action == REGISTER and not blocked:
             # Agents too: otherwise each could register ten more a minute, and each of those ten more.
-            decision = await self._gate.acheck_address(address, "registration")
+            tier, decision = (
+                self._gate.tier_of("http", action),
+                await self._gate.acheck_address(address, "registration"),
+            )
         elif agent:
-            decision = await self._stats.check(agent, "http", tier, action=action, address=address)
+            active, decision = await self._stats.check(agent, "http", action=action, address=address)
+            tier = active.tier
             if decision.outcome is not Outcome.EXEMPT:
-                limit = self._gate.limits_for(agent, "http", action=action)
-                limit_headers = self._writer.for_limit(limit, tier).write(decision)
+                limit_headers = self._writer.for_limit(active.limit, tier).write(decision)
         else:  # unknown callers may share an address, so they get no headers
-            decision = await self._gate.acheck_address(address)
+            tier, decision = self._gate.tier_of("http", action), await self._gate.acheck_address(address)
         if not decision:
             raise RequestDenied(decision, tier, limit_headers, by_address=by_address, blocked=blocked)
         return limit_headers

@@ -11,6 +11,7 @@ from msgspec import Struct
 from headgate.events import AddressChecked, Degraded, Event, HoldChecked, Violated
 from headgate.gate import Gate
 from headgate.gate.accounts import level_of
+from headgate.gate.lookup import ActiveLimit
 from headgate.hub.monitoring.denials import DenialLog
 from headgate.hub.monitoring.recent_counts import RecentCounts, renew
 from headgate.limits.clock import Clock
@@ -122,18 +123,26 @@ class Stats:
         return self._clock.now() % _SLOT_US / 1_000_000
 
     async def check(
-        self, agent: str, channel: str, tier: str, cost: int = 1, *, action: str | None = None, address: str = ""
-    ) -> Decision:
-        """Check with the gate, and count the decision and the time that it took. `address`: where the request is from.
+        self,
+        agent: str,
+        channel: str,
+        tier: str | None = None,
+        cost: int = 1,
+        *,
+        action: str | None = None,
+        address: str = "",
+    ) -> tuple[ActiveLimit, Decision]:
+        """Check with the gate, and count the decision and its time; with the limit that decided, which has the tier.
 
-        With the action that has this tier, the check passes also if a reload has just removed the tier.
+        `address` is that of the request.
         """
         began = perf_counter_ns()
-        decision = await self._gate.acheck(agent, channel, tier if action is None else None, action=action, cost=cost)
-        self.record(agent, channel, tier, decision.outcome, perf_counter_ns() - began)
+        active = self._gate.find_limit(agent, channel, tier, action=action)
+        decision = await self._gate.acheck_limit(active, agent, cost)
+        self.record(agent, channel, active.tier, decision.outcome, perf_counter_ns() - began)
         if decision.outcome is Outcome.DENY:
-            self.denials.add(agent, channel, action or "", tier, address, decision)
-        return decision
+            self.denials.add(agent, channel, action or "", active.tier, address, decision)
+        return active, decision
 
     def record(self, agent: str, channel: str, tier: str, outcome: Outcome, took: int) -> None:
         """Count a decision that took so many nanoseconds."""

@@ -241,17 +241,16 @@ class AgentSockets:
         if isinstance(frame, frames.SessionSignal):  # the session has a limit of its own
             return await self._admit_signal(connection, frame)
         action = _ACTIONS[type(frame)]
-        tier = self._gate.tier_of("ws", action)
-        decision = await self._stats.check(
-            connection.agent, "ws", tier, action=action, address=connection.socket.address
+        active, decision = await self._stats.check(
+            connection.agent, "ws", action=action, address=connection.socket.address
         )
         if decision.outcome is Outcome.DENY:
-            await connection.deny(frame.id, tier, decision, blocked=self._gate.is_blocked(connection.agent))
+            await connection.deny(frame.id, active.tier, decision, blocked=self._gate.is_blocked(connection.agent))
             return False
         connection.flood.passed()
         if decision.outcome is Outcome.WARN:
             capacity = decision.limit.capacity
-            warning = frames.RateLimitWarning(tier=tier, remaining=decision.remaining, capacity=capacity)
+            warning = frames.RateLimitWarning(tier=active.tier, remaining=decision.remaining, capacity=capacity)
             await connection.send(warning, frame.id)
         return True
 
