@@ -1,5 +1,6 @@
 """The docs name everything that users can use."""
 
+import ast
 import inspect
 import re
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from headgate.edges.websocket import WebSocketLimits
 from headgate.events import Event
 from headgate.http import Dialect
 from headgate.hub.api.routes import ROUTES
-from headgate.hub.api.routing import Route, Who
+from headgate.hub.api.routing import Access, Route
 from headgate.hub.settings import HubSettings, flag, variable
 from headgate.hub.sockets import frames
 from headgate.limits.violations import Standing
@@ -199,11 +200,11 @@ def test_every_frame_of_the_hub_is_in_the_docs(kind: Any) -> None:
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
 def test_every_route_is_in_the_docs(route: Route) -> None:
-    table = rows(ADMIN_ROUTES if route.who is Who.ADMIN else OTHER_ROUTES)
+    table = rows(ADMIN_ROUTES if route.access is Access.ADMIN else OTHER_ROUTES)
     row = about(f"{route.method} {route.path}", table)
-    if route.who is not Who.ADMIN:
-        assert row.split(" | ")[0] == route.who.value
-    if route.who not in (Who.ADMIN, Who.PROBE):
+    if route.access is not Access.ADMIN:
+        assert row.split(" | ")[0] == route.access.value
+    if route.access not in (Access.ADMIN, Access.PROBE):
         assert row.split(" | ")[1] == f"`{route.action}`, {Policy().tier_of('http', route.action)}"
     assert [name for name in named(route.query) if f"{name}=" not in row] == []
     body = named(route.body) if hasattr(route.body, "__struct_fields__") else []
@@ -215,14 +216,14 @@ def test_every_route_of_the_admin_api_has_a_command_with_a_test_in_a_process() -
     assert set(listed) == commands
     used, existing = set().union(*listed.values()), {f"{one.method} {one.path}" for one in ROUTES}
     assert used - existing == set()
-    below = [one for one in ROUTES if one.who is Who.ADMIN or one.path.startswith("/api/admin/")]
+    below = [one for one in ROUTES if one.access is Access.ADMIN or one.path.startswith("/api/admin/")]
     assert {f"{one.method} {one.path}" for one in below} - used == set()
     assert {step.command for step in STEPS} | set(ELSEWHERE) == commands
     assert all((DOCS.parent / test).is_file() for test in ELSEWHERE.values())
 
 
 def test_what_the_admin_routes_are_counted_as_is_in_the_docs() -> None:
-    actions = {route.action for route in ROUTES if route.who is Who.ADMIN} | {"unknown_route"}
+    actions = {route.action for route in ROUTES if route.access is Access.ADMIN} | {"unknown_route"}
     assert [one for one in actions if f"`{one}`, {Policy().tier_of('http', one)}" not in HUB.replace("\n", " ")] == []
 
 
@@ -303,6 +304,16 @@ def test_links_from_outside_the_docs_lead_somewhere(name: str) -> None:
         if anchor:
             titles = re.findall(r"^#+ (.*)", target.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles], link
+
+
+def test_a_class_name_means_one_thing() -> None:
+    found: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())
+    same_idea = {"RateLimitMiddleware", "_WatchedResponse", "_Follower"}
+    assert {name: places for name, places in found.items() if len(places) > 1 and name not in same_idea} == {}
 
 
 def test_the_glossary_has_at_most_25_words() -> None:

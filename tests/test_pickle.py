@@ -28,7 +28,7 @@ from headgate import (
     limited,
     per_minute,
 )
-from headgate.edges.guard import Denial
+from headgate.edges.guard import DenialResponse
 from headgate.errors import Bound
 from headgate.events import AddressChecked, Alerted, Checked, Degraded, PolicyChanged, Violated, ViolationsReset
 from headgate.limits.violations import Backoff
@@ -44,7 +44,10 @@ MADE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "PolicyError": (("policy.toml", ["limits.heavy: expected a limit, got 5", "another"]), {}),
     "RequestError": ((404, "unknown", "no such agent"), {}),
     "RequestDenied": ((DECISION, "heavy", [("retry-after", "1")]), {"by_address": True}),
-    "Denied": ((DECISION, Denial(429, [(b"content-type", b"text/plain"), (b"content-length", b"1")], b"x")), {}),
+    "Denied": (
+        (DECISION, DenialResponse(429, [(b"content-type", b"text/plain"), (b"content-length", b"1")], b"x")),
+        {},
+    ),
     "Refused": (("unreachable", "nobody there"), {}),
     "Unsent": (("closed",), {"maybe": True}),
     "TooLong": (("too long", 5.0), {}),

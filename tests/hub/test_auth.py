@@ -18,7 +18,7 @@ from headgate.hub.agents.registry import LONGEST_TOKEN, DatabaseAgents
 from headgate.hub.agents.tokens import Tokens
 from headgate.hub.api import dashboard_routes
 from headgate.hub.api.routes import ROUTES
-from headgate.hub.api.routing import Route, Who
+from headgate.hub.api.routing import Access, Route
 from headgate.proto import envelope_pb2 as wire
 from headgate.stores.redis.agents import RedisAgents
 from tests.support.agent_connections import ended, hello, refusal
@@ -31,7 +31,7 @@ ROOMY = Policy(
     addresses=dict.fromkeys(("limit", "registration", "connection", "authentication"), MANY),
     accounts={"plans": {"pro": {}}},
 )
-OPEN = (Who.PROBE, Who.ANYONE)
+OPEN = (Access.PROBE, Access.ANYONE)
 NOBODY = "hg_this-is-a-token-that-nobody-has"
 
 
@@ -48,9 +48,9 @@ def client(hub: Running) -> Iterator[httpx.Client]:
         yield client
 
 
-def each(*who: Who) -> pytest.MarkDecorator:
+def each(*access: Access) -> pytest.MarkDecorator:
     """A test for each route that these may use."""
-    chosen = [route for route in ROUTES if route.who in who]
+    chosen = [route for route in ROUTES if route.access in access]
     return pytest.mark.parametrize("route", chosen, ids=[f"{route.method} {route.path}" for route in chosen])
 
 
@@ -87,30 +87,30 @@ def asking(hub: Running, client: httpx.Client, route: Route) -> Asking:
     return Asking(hub, client, route)
 
 
-@each(*Who)
+@each(*Access)
 def test_the_right_token_passes(hub: Running, client: httpx.Client, route: Route) -> None:
-    rightful: dict[Who, list[str | None]] = {
-        Who.PROBE: [None, NOBODY, "agent", ADMIN, VIEWER],
-        Who.ANYONE: [None, "agent", ADMIN, VIEWER],
-        Who.AGENT: ["agent"],
-        Who.PROGRAM: ["agent", ADMIN],
-        Who.VIEWER: [VIEWER, ADMIN],
-        Who.ADMIN: [ADMIN],
+    rightful: dict[Access, list[str | None]] = {
+        Access.PROBE: [None, NOBODY, "agent", ADMIN, VIEWER],
+        Access.ANYONE: [None, "agent", ADMIN, VIEWER],
+        Access.AGENT: ["agent"],
+        Access.PROGRAM: ["agent", ADMIN],
+        Access.VIEWER: [VIEWER, ADMIN],
+        Access.ADMIN: [ADMIN],
     }
     no_file = (409, "no_config")
-    for token in rightful[route.who]:
+    for token in rightful[route.access]:
         asking = Asking(hub, client, route)
         whose = asking.scene.token if token == "agent" else token
         status = asking.status(whose and f"Bearer {whose}")
         assert status == (no_file if route.path == "/api/admin/reload" else (route.status, None))
 
 
-@each(Who.AGENT, Who.PROGRAM, Who.VIEWER, Who.ADMIN)
+@each(Access.AGENT, Access.PROGRAM, Access.VIEWER, Access.ADMIN)
 def test_invalid_tokens_are_refused_and_change_nothing(hub: Running, route: Route, asking: Asking) -> None:
     revoked, replaced = hub.register(asking.scene.newcomer), hub.register(asking.scene.channel)
     hub.run(hub.hub.registry.revoke(asking.scene.newcomer))
     hub.run(hub.hub.registry.rotate(asking.scene.channel))
-    good = asking.scene.token if route.who in (Who.AGENT, Who.PROGRAM) else ADMIN
+    good = asking.scene.token if route.access in (Access.AGENT, Access.PROGRAM) else ADMIN
     assert asking.refused(
         None,
         "",
@@ -131,59 +131,59 @@ def test_invalid_tokens_are_refused_and_change_nothing(hub: Running, route: Rout
     ) == {(401, "unauthorized")}
 
 
-@each(Who.ANYONE)
+@each(Access.ANYONE)
 def test_open_routes_need_no_token_but_refuse_a_wrong_one(route: Route, asking: Asking) -> None:
     assert asking.refused(f"Bearer {NOBODY}", f"Basic {asking.scene.token}", "") == {(401, "unauthorized")}
     assert asking.status(None) == (route.status, None)
 
 
-@each(Who.ADMIN, Who.VIEWER)
+@each(Access.ADMIN, Access.VIEWER)
 def test_b6_an_agent_is_neither_admin_nor_viewer(hub: Running, asking: Asking) -> None:
     whom_it_is_about = hub.run(hub.hub.registry.rotate(asking.scene.other))
     tried = asking.refused(f"Bearer {asking.scene.token}", f"Bearer {whom_it_is_about}")
     assert tried == {(403, "forbidden")}
 
 
-@each(Who.ADMIN, Who.AGENT, Who.PROGRAM)
+@each(Access.ADMIN, Access.AGENT, Access.PROGRAM)
 def test_a_viewer_only_looks_at_the_dashboard(asking: Asking) -> None:
     assert asking.refused(f"Bearer {VIEWER}") == {(403, "forbidden")}
 
 
-@each(Who.AGENT)
+@each(Access.AGENT)
 def test_the_admin_is_not_an_agent(asking: Asking) -> None:
     assert asking.refused(f"Bearer {ADMIN}") == {(403, "forbidden")}
 
 
 def test_routes_are_open_to_those_the_requirements_name() -> None:
     """A route that isn't meant for everybody has to be in one of the tests above."""
-    found = {who: {route.path for route in ROUTES if route.who is who} for who in Who}
+    found = {who: {route.path for route in ROUTES if route.access is who} for who in Access}
     page = {route.path for route in dashboard_routes.ROUTES if route.action == "get_dashboard"}
     assert all(re.fullmatch(r"/(dashboard(/(\w+\.(js|css|svg))?)?)?", path) for path in page)
-    assert found[Who.PROBE] == {"/health", "/api/health", "/live", "/ready"} | page
-    assert found[Who.ANYONE] == {
+    assert found[Access.PROBE] == {"/health", "/api/health", "/live", "/ready"} | page
+    assert found[Access.ANYONE] == {
         "/openapi.json", "/api/schemas", "/api/agents", "/api/channels", "/api/metrics", "/api/onboard/register",
         "/metrics",
     }  # fmt: skip
-    assert [(route.method, route.path) for route in ROUTES if route.who is Who.VIEWER] == [
+    assert [(route.method, route.path) for route in ROUTES if route.access is Access.VIEWER] == [
         ("GET", "/api/admin/agents/{agent}"),
         ("GET", "/api/dashboard/state"),
         ("GET", "/api/admin/alerts"),
         ("GET", "/api/admin/addresses"),
     ]
-    assert {route.path for route in ROUTES if "/admin" in route.path} <= found[Who.ADMIN] | found[Who.VIEWER]
-    assert {path for path in found[Who.PROGRAM] if not path.startswith("/v1/")} == {"/api/channels/{name}"}
+    assert {route.path for route in ROUTES if "/admin" in route.path} <= found[Access.ADMIN] | found[Access.VIEWER]
+    assert {path for path in found[Access.PROGRAM] if not path.startswith("/v1/")} == {"/api/channels/{name}"}
 
 
 def test_a8_every_route_of_the_requirements_exists() -> None:
     page = (Path(__file__).parents[2] / "docs" / "requirements.md").read_text(encoding="utf-8")
-    named = {"anyone": Who.ANYONE, "viewer": Who.VIEWER, "admin": Who.ADMIN, "": Who.AGENT}
+    named = {"anyone": Access.ANYONE, "viewer": Access.VIEWER, "admin": Access.ADMIN, "": Access.AGENT}
     found = set()
     for row in re.findall(r"^\| (?:light|normal|heavy) \| .*? \| (.*?) \|$", page, re.MULTILINE):
         for action, method, paths, who in re.findall(r"(\w+): (\w+) (/[^(·]*[^(· ])(?: \((.*?)\))?", row):
-            whose = Who.PROBE if "probe" in who else named[who.partition(";")[0]]
+            whose = Access.PROBE if "probe" in who else named[who.partition(";")[0]]
             found |= {(method, path, action, whose) for path in paths.split(", ")}
     assert len(found) == 19
-    assert found <= {(route.method, route.path, route.action, route.who) for route in ROUTES}
+    assert found <= {(route.method, route.path, route.action, route.access) for route in ROUTES}
 
 
 def test_odd_paths_and_methods_open_nothing(client: httpx.Client) -> None:

@@ -10,11 +10,11 @@ import pytest
 from headgate.hub.api.agent_detail_routes import AgentDetail, AgentHold, AgentSocket, AgentTasks, Bucket
 from headgate.hub.dashboard import accounts, feed, updates
 from headgate.hub.dashboard.accounts import AccountCard, LimitCard
-from headgate.hub.dashboard.cards import AgentCard, Summary, TaskCounts, Usage
+from headgate.hub.dashboard.cards import AgentCard, BucketUsage, Summary, TaskCounts
 from headgate.hub.dashboard.feed import WatchRequest
 from headgate.hub.dashboard.updates import LiveCard, Snapshot, Update
 from headgate.hub.monitoring.address_log import DeniedAddress
-from headgate.hub.monitoring.denials import Denial, DeniedAction
+from headgate.hub.monitoring.denials import DenialRecord, DeniedAction
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT, Offender
 from headgate.hub.settings import HubSettings
 
@@ -56,7 +56,7 @@ def test_b7_every_field_of_a_frame_is_in_the_docs() -> None:
     [
         (LiveCard, set(OF_CARDS)),
         (Summary, set(OF_SUMMARY)),
-        (Usage, words(OF_CARDS["usage"])),
+        (BucketUsage, words(OF_CARDS["usage"])),
         (Offender, words(OF_SUMMARY["worst_offenders"])),
         (TaskCounts, words(OF_SUMMARY["tasks"])),
         (DeniedAddress, words(OF_SUMMARY["denied_addresses"])),
@@ -65,7 +65,7 @@ def test_b7_every_field_of_a_frame_is_in_the_docs() -> None:
         (AccountCard, set(rows("| of an account | |"))),
         (LimitCard, set(rows("| of a limit | |"))),
         (Bucket, words(OF_AN_AGENT["buckets"])),
-        (Denial, words(OF_AN_AGENT["denials"])),
+        (DenialRecord, words(OF_AN_AGENT["denials"])),
         (AgentSocket, words(OF_AN_AGENT["connections"]) - {"ws", "relay"}),
         (AgentTasks, words(OF_AN_AGENT["tasks"])),
         (DeniedAction, words(OF_AN_AGENT["denied_actions"].split(". ")[0])),

@@ -16,7 +16,7 @@ from headgate._version import VERSION
 from headgate.hub.api.hold_routes import CallerAccount, HoldDetail
 from headgate.hub.api.responses import ApiResponse
 from headgate.hub.api.routes import ROUTES
-from headgate.hub.api.routing import Call, Route, Who, admin_route
+from headgate.hub.api.routing import Access, Call, Route, admin_route
 from headgate.hub.app import Hub
 from headgate.hub.config_file import ConfigFile
 from tests.support.example_requests import Scene, scene
@@ -90,11 +90,11 @@ def test_the_document_is_valid(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize("route", ROUTES, ids=[f"{route.method} {route.path}" for route in ROUTES])
 def test_an_operation_matches_its_route(document: dict[str, Any], route: Route) -> None:
     operation = document["paths"][route.path][route.method.lower()]
-    assert route.who.value in operation["description"]
+    assert route.access.value in operation["description"]
     assert f"`{route.action}`" in operation["description"]
     assert ("requestBody" in operation) == (route.body is not None)
-    assert operation.get("security") == (None if route.who in (Who.PROBE, Who.ANYONE) else [{"token": []}])
-    assert ("429" in operation["responses"]) == (route.who is not Who.PROBE)
+    assert operation.get("security") == (None if route.access in (Access.PROBE, Access.ANYONE) else [{"token": []}])
+    assert ("429" in operation["responses"]) == (route.access is not Access.PROBE)
     in_path = [parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "path"]
     in_query = [parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "query"]
     assert in_path == route.parts
@@ -112,7 +112,7 @@ def validator(document: dict[str, Any], operation: dict[str, Any], status: int) 
 
 
 def token_for(route: Route, where: Scene) -> str:
-    return {Who.AGENT: where.token, Who.PROGRAM: where.token, Who.VIEWER: VIEWER}.get(route.who, ADMIN)
+    return {Access.AGENT: where.token, Access.PROGRAM: where.token, Access.VIEWER: VIEWER}.get(route.access, ADMIN)
 
 
 async def test_responses_match_the_document(document: dict[str, Any], tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ async def test_responses_match_the_document(document: dict[str, Any], tmp_path: 
             assert good.headers["content-type"] == route.media
             if route.media == "application/json":
                 validator(document, operation, route.status).validate(good.json())
-            elif route.who in (Who.PROBE, Who.ANYONE):
+            elif route.access in (Access.PROBE, Access.ANYONE):
                 assert route.media in operation["responses"][str(route.status)]["content"]
                 continue
             stranger = await client.request(route.method, path, json=body)

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from headgate.hub.api.openapi import document
 from headgate.hub.api.routes import ROUTES
-from headgate.hub.api.routing import Route, Router, Who
+from headgate.hub.api.routing import Access, Route, Router
 from headgate.hub.sockets.frames import schemas
 from headgate.proto import envelope_pb2 as wire
 from tests.support.fuzz_inputs import ESCAPES, HEADERS, ILL_HEADS, METHODS, NUMBERS, RAW, STRINGS
@@ -391,9 +391,9 @@ class Fuzzer:
         """Who may use a route, and its token."""
         if route.action in GIVING_UP:
             return "", self.spare.popleft() if self.spare else ""
-        if route.who in (Who.AGENT, Who.PROGRAM):
+        if route.access in (Access.AGENT, Access.PROGRAM):
             return self.random.choice(list(self.tokens.items()))
-        return "", {Who.VIEWER: self.viewer, Who.ADMIN: self.admin}.get(route.who, "")
+        return "", {Access.VIEWER: self.viewer, Access.ADMIN: self.admin}.get(route.access, "")
 
     def _path(self, route: Route, operation: Mapping[str, Any]) -> str:
         of_id = "hold_id" if route.path.startswith("/v1/holds") else "task_id"

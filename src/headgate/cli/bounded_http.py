@@ -69,7 +69,7 @@ class _Response(HTTPResponse):
         self.fp = BufferedReader(_SocketReader(sock, deadline))
 
 
-class _Connection(HTTPConnection):
+class _BoundedConnection(HTTPConnection):
     """A connection for one request. The deadline is its timeout, from now on."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -95,13 +95,13 @@ class _Connection(HTTPConnection):
         raise error
 
 
-class _TlsConnection(_Connection, HTTPSConnection):
+class _TlsConnection(_BoundedConnection, HTTPSConnection):
     pass
 
 
 class _Handler(HTTPHandler):
     def http_open(self, request: Request) -> Any:
-        return self.do_open(_Connection, request)
+        return self.do_open(_BoundedConnection, request)
 
 
 class _TlsHandler(HTTPSHandler):

@@ -5,7 +5,7 @@ from typing import Final, Unpack
 from headgate.edges.application import SCOPE_KEY, RequestLimits, join_limits
 from headgate.edges.costs import more_requests
 from headgate.edges.counters import FastPath, address_key
-from headgate.edges.guard import Denial, Guard, LimitGiven, Options
+from headgate.edges.guard import DenialResponse, Guard, LimitGiven, Options
 from headgate.edges.lifespan import run_lifespan
 from headgate.edges.requests import (
     UNKNOWN,
@@ -152,7 +152,7 @@ class RateLimitMiddleware:
         await _send_denial(await adrive(guard.denial_of(AsgiRequest(scope, guard.proxies), error)), scope, send)
 
 
-async def _send_denial(denial: Denial, scope: Scope, send: Send) -> None:
+async def _send_denial(denial: DenialResponse, scope: Scope, send: Send) -> None:
     await send({"type": "http.response.start", "status": denial.status, "headers": denial.headers})
     await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else denial.body})
 

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from headgate.edges.application import SCOPE_KEY, ApplicationSettings, HeaderList, RequestLimits
 from headgate.edges.costs import ExactCost
 from headgate.edges.counters import FastPath, RequestCounter, address_key
-from headgate.edges.guard import Denial, Guard, LimitGiven, Options
+from headgate.edges.guard import DenialResponse, Guard, LimitGiven, Options
 from headgate.edges.requests import AsgiRequest, HttpRequest, Proxies, decode_headers
 from headgate.edges.settlement import acomplete
 from headgate.errors import HeadgateError, RateLimited, refuse
@@ -51,7 +51,7 @@ _UNSUPPORTED: Final = {
 class Denied(HTTPException):
     """A request was denied. The response is `body`, unless the application handles this exception or its status."""
 
-    def __init__(self, decision: Decision, denial: Denial) -> None:
+    def __init__(self, decision: Decision, denial: DenialResponse) -> None:
         self.decision: Final = decision
         status, headers, self.body = denial
         shown = dict(decode_headers(headers))

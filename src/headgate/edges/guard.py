@@ -90,7 +90,7 @@ _MOST_PINNED: Final = 100  # limits of a function for which the store keeps a ta
 _ARGUMENTS: Final = ("limiter", "gate", "store", "name")  # of the edges, beside their options
 
 
-class Denial(NamedTuple):
+class DenialResponse(NamedTuple):
     """The response to a denied request."""
 
     status: int
@@ -476,15 +476,15 @@ class Guard:
         counter, tier = checked.counter, checked.tier
         return self._writer.for_limit(counter.limit(checked.key, tier), counter.label(tier)).write(decision)
 
-    def denial(self, checked: CheckedRequest) -> Flow[object, "Denial"]:
+    def denial(self, checked: CheckedRequest) -> Flow[object, "DenialResponse"]:
         """The response to a denied request, without the headers of its limit."""
         return self._deny(checked.request, describe_denial(checked.decision, checked.counter.label(checked.tier)))
 
-    def denial_of(self, request: HttpRequest, error: RateLimited) -> Flow[object, "Denial"]:
+    def denial_of(self, request: HttpRequest, error: RateLimited) -> Flow[object, "DenialResponse"]:
         """The response to a request in which `RateLimited` was raised."""
         return self._deny(request, describe_error(error))
 
-    def _deny(self, request: HttpRequest, problem: ProblemDetails) -> Flow[object, "Denial"]:
+    def _deny(self, request: HttpRequest, problem: ProblemDetails) -> Flow[object, "DenialResponse"]:
         headers = [(name.encode(), value.encode()) for name, value in problem.headers]
         body = problem.encode()
         if self._body is not None:
@@ -495,4 +495,4 @@ class Guard:
             text, media = found
             body = text.encode()
             headers = [(b"content-type", media.encode()), *headers[1:]]
-        return Denial(problem.status, [*headers, (b"content-length", str(len(body)).encode())], body)
+        return DenialResponse(problem.status, [*headers, (b"content-length", str(len(body)).encode())], body)

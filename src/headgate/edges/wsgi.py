@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias, Unpack, cast
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from headgate.edges.application import RequestLimits, join_limits
-from headgate.edges.guard import Denial, Guard, LimitGiven, Options
+from headgate.edges.guard import DenialResponse, Guard, LimitGiven, Options
 from headgate.edges.requests import HttpResponse, WsgiRequest, decode_headers
 from headgate.edges.reservation import CheckedRequest
 from headgate.edges.settlement import complete, reject_awaitable
@@ -93,7 +93,7 @@ class RateLimitMiddleware:
         return parts if response is None else response.watch(parts, environ.get("wsgi.file_wrapper"))
 
 
-def _deny(denial: Denial, environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+def _deny(denial: DenialResponse, environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
     start_response(f"{denial.status} {HTTPStatus(denial.status).phrase}", decode_headers(denial.headers))
     return [] if environ["REQUEST_METHOD"] == "HEAD" else [denial.body]
 

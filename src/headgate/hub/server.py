@@ -20,7 +20,7 @@ from headgate.errors import HeadgateError
 from headgate.gate.reload import PolicyWatcher
 from headgate.hub.api.http import HEALTH
 from headgate.hub.api.routes import ROUTES
-from headgate.hub.api.routing import Who
+from headgate.hub.api.routing import Access
 from headgate.hub.app import Hub
 from headgate.hub.config_file import ConfigFile
 from headgate.hub.connections.guard import HTTP_PER_ADDRESS, RESERVE, Asgi, ConnectionGuard
@@ -113,7 +113,7 @@ def server_config(
         most_per_address=settings.max_connections_per_address + HTTP_PER_ADDRESS,
         max_body=settings.max_frame,
         trusted=settings.trusted_proxies,
-        probes=[route.path for route in ROUTES if route.who is Who.PROBE and route.action == HEALTH],
+        probes=[route.path for route in ROUTES if route.access is Access.PROBE and route.action == HEALTH],
         tls=tls,
     )
     config = uvicorn.Config(

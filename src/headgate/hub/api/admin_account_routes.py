@@ -94,7 +94,7 @@ class AccountSummary(Struct):
     limits: list[AccountLimitStatus]
 
 
-class AccountTree(Struct):
+class AccountList(Struct):
     accounts: list[AccountSummary]
     """Each comes before those below it."""
     more: bool
@@ -144,7 +144,7 @@ class AccountHolds(Struct):
 # Accounts -------------------------------------------------------------------------------------------------------------
 
 
-async def _accounts(call: Call, gate: Gate) -> AccountTree:
+async def _accounts(call: Call, gate: Gate) -> AccountList:
     query = call.query
     if query.within:
         gate.effective.accounts.check_account("within", query.within)
@@ -158,7 +158,7 @@ async def _accounts(call: Call, gate: Gate) -> AccountTree:
     page = wanted[: query.limit]
     agents = _agent_counts(gate)
     found = [_summary(gate, status, agents) for status in await gate.aaccounts(page)]
-    return AccountTree(found, len(wanted) > len(page))
+    return AccountList(found, len(wanted) > len(page))
 
 
 def _tree_order(path: str) -> list[str]:

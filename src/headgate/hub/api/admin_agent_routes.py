@@ -55,7 +55,7 @@ class RegisteredAgent(Struct):
     connected: bool
 
 
-class Disconnected(Struct):
+class DisconnectedAgent(Struct):
     agent_id: str
     connections: int
     """How many were closed, on this hub."""
@@ -108,11 +108,11 @@ async def _revoke(call: Call, operators: Operators) -> Revoked:
     return Revoked(agent, revoked)
 
 
-async def _disconnect(call: Call, sockets: AgentSockets, relay: Relay) -> Disconnected:
+async def _disconnect(call: Call, sockets: AgentSockets, relay: Relay) -> DisconnectedAgent:
     agent = call.parts["agent"]
     connections = sockets.disconnect(agent) + relay.disconnect(agent)
     _log.info("agent disconnected by an operator", agent=agent, connections=connections, by=call.by)
-    return Disconnected(agent, connections)
+    return DisconnectedAgent(agent, connections)
 
 
 async def _block(call: Call, gate: Gate, registry: Registry, operators: Operators) -> BlockedAgent:

@@ -14,7 +14,7 @@ from headgate.hub.agents.operators import Operators
 from headgate.hub.agents.registry import Registry
 from headgate.hub.agents.store_guard import StoreGuard
 from headgate.hub.api.agent_routes import NewTask, TaskList, TaskPage
-from headgate.hub.api.routing import Body, Call, Route, Who, admin_route
+from headgate.hub.api.routing import Access, Body, Call, Route, admin_route
 from headgate.hub.errors import RequestError
 from headgate.hub.messages.messages import MessageBroker
 from headgate.hub.messages.sessions import OUTSIDE, SessionLog
@@ -137,7 +137,7 @@ async def _set_log_level(call: Call) -> LogLevel:
 
 ROUTES: Final = (
     Route(
-        "POST", "/api/admin/tasks", "post_admin_push_task", Who.ADMIN, _push_task,
+        "POST", "/api/admin/tasks", "post_admin_push_task", Access.ADMIN, _push_task,
         "add a task for any idle agent", body=NewTask, status=201,
     ),
     admin_route("GET", "/api/admin/tasks", _tasks, "all tasks", query=TaskPage),

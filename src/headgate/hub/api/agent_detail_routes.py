@@ -13,12 +13,12 @@ from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import Registry
 from headgate.hub.api.admin_limit_routes import Limits, by_channel
 from headgate.hub.api.hold_routes import cost_texts
-from headgate.hub.api.routing import Call, Route, Who
+from headgate.hub.api.routing import Access, Call, Route
 from headgate.hub.dashboard.accounts import LimitCard, limit_card
-from headgate.hub.dashboard.cards import AgentCard, Cards, Usage, sees_accounts, used_share
+from headgate.hub.dashboard.cards import AgentCard, BucketUsage, Cards, sees_accounts, used_share
 from headgate.hub.errors import RequestError
 from headgate.hub.messages.sessions import SessionLog
-from headgate.hub.monitoring.denials import Denial, DeniedAction
+from headgate.hub.monitoring.denials import DenialRecord, DeniedAction
 from headgate.hub.monitoring.stats import Stats
 from headgate.hub.sockets.relay import Relay
 from headgate.hub.tasks.scheduler import Scheduler
@@ -27,7 +27,7 @@ from headgate.stores.holds import AccountStore
 _MAX_HOLDS: Final = 50  # that are listed
 
 
-class Bucket(Usage, kw_only=True):
+class Bucket(BucketUsage, kw_only=True):
     """One bucket of an agent."""
 
     limit: str
@@ -85,7 +85,7 @@ class AgentDetail(AgentCard, kw_only=True):
     """The same, if it is its own."""
     denied_actions: list[DeniedAction]
     """What it was denied within the last hour, most frequent first."""
-    denials: list[Denial]
+    denials: list[DenialRecord]
     """The last ten, newest first."""
     connections: list[AgentSocket]
     sessions: int
@@ -183,4 +183,6 @@ async def _buckets(gate: Gate, agent: str) -> list[Bucket]:
     return found
 
 
-ROUTES: Final = (Route("GET", "/api/admin/agents/{agent}", "admin", Who.VIEWER, _agent, "everything about an agent"),)
+ROUTES: Final = (
+    Route("GET", "/api/admin/agents/{agent}", "admin", Access.VIEWER, _agent, "everything about an agent"),
+)

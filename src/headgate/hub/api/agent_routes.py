@@ -7,7 +7,7 @@ from msgspec import Meta, Raw, Struct
 from headgate.hub.agents.operators import Operators
 from headgate.hub.agents.presence import Presence
 from headgate.hub.agents.registry import Grant, Registry
-from headgate.hub.api.routing import Body, Call, Route, Who
+from headgate.hub.api.routing import Access, Body, Call, Route
 from headgate.hub.errors import RequestError
 from headgate.hub.messages.messages import Mail, MessageBroker
 from headgate.hub.messages.sessions import OUTSIDE, LoggedSignal, SessionLog
@@ -247,61 +247,61 @@ async def _signals(call: Call, sessions: SessionLog) -> Signals:
 
 
 ROUTES: Final = (
-    Route("GET", "/api/agents", "get_agents", Who.ANYONE, _agents, "the connected agents, by name", query=AgentPage),
+    Route("GET", "/api/agents", "get_agents", Access.ANYONE, _agents, "the connected agents, by name", query=AgentPage),
     Route(
-        "GET", "/api/channels", "get_channels", Who.ANYONE, _chat_channels,
+        "GET", "/api/channels", "get_channels", Access.ANYONE, _chat_channels,
         "the chat channels, by name", query=ChannelPage,
     ),
     Route(
-        "POST", "/api/onboard/register", "post_onboard_register", Who.ANYONE, _register,
+        "POST", "/api/onboard/register", "post_onboard_register", Access.ANYONE, _register,
         "register an agent and get its token", body=Register, status=201,
     ),
-    Route("POST", "/api/onboard/rotate", "post_onboard_rotate", Who.AGENT, _rotate, "replace the token by a new one"),
-    Route("POST", "/api/onboard/revoke", "post_onboard_revoke", Who.AGENT, _revoke, "give up the token for good"),
+    Route("POST", "/api/onboard/rotate", "post_onboard_rotate", Access.AGENT, _rotate, "replace the token"),
+    Route("POST", "/api/onboard/revoke", "post_onboard_revoke", Access.AGENT, _revoke, "give up the token for good"),
     Route(
-        "POST", "/api/messages", "post_message", Who.AGENT, _send_message,
+        "POST", "/api/messages", "post_message", Access.AGENT, _send_message,
         "send a message to another agent", body=NewMessage,
     ),
     Route(
-        "GET", "/api/mailbox", "get_mailbox", Who.AGENT, _mailbox,
+        "GET", "/api/mailbox", "get_mailbox", Access.AGENT, _mailbox,
         "the messages in the mailbox, oldest first", query=MailPage,
     ),
     Route(
-        "POST", "/api/mailbox/ack", "post_mailbox_ack", Who.AGENT, _acknowledge,
+        "POST", "/api/mailbox/ack", "post_mailbox_ack", Access.AGENT, _acknowledge,
         "delete messages from the mailbox", body=Acknowledge,
     ),
     Route(
-        "POST", "/api/channels", "post_channel", Who.AGENT, _create_chat_channel,
+        "POST", "/api/channels", "post_channel", Access.AGENT, _create_chat_channel,
         "create a chat channel", body=NewChannel, status=201,
     ),
-    Route("GET", "/api/channels/{name}", "get_channel_info", Who.AGENT, _chat_channel, "one chat channel"),
+    Route("GET", "/api/channels/{name}", "get_channel_info", Access.AGENT, _chat_channel, "one chat channel"),
     Route(
-        "DELETE", "/api/channels/{name}", "delete_channel", Who.PROGRAM, _delete_chat_channel,
+        "DELETE", "/api/channels/{name}", "delete_channel", Access.PROGRAM, _delete_chat_channel,
         "delete a chat channel with its messages: its creator or the admin",
     ),
     Route(
-        "GET", "/api/channels/{name}/messages", "get_messages", Who.AGENT, _history,
+        "GET", "/api/channels/{name}/messages", "get_messages", Access.AGENT, _history,
         "the newest messages of a chat channel, oldest first", query=Page,
     ),
     Route(
-        "POST", "/api/channels/{name}/publish", "post_channel_publish", Who.AGENT, _publish,
+        "POST", "/api/channels/{name}/publish", "post_channel_publish", Access.AGENT, _publish,
         "publish a message to all subscribers", body=NewPost, status=201,
     ),
     Route(
-        "POST", "/api/tasks", "post_task", Who.AGENT, _add_task,
+        "POST", "/api/tasks", "post_task", Access.AGENT, _add_task,
         "queue a task for an idle agent", body=NewTask, status=201,
     ),
     Route(
-        "GET", "/api/tasks", "get_tasks", Who.AGENT, _tasks,
+        "GET", "/api/tasks", "get_tasks", Access.AGENT, _tasks,
         "the tasks that the agent created or holds, newest first", query=TaskPage,
     ),
-    Route("GET", "/api/tasks/{id}", "get_task_detail", Who.AGENT, _task, "one task"),
+    Route("GET", "/api/tasks/{id}", "get_task_detail", Access.AGENT, _task, "one task"),
     Route(
-        "GET", "/api/signals", "get_signals", Who.AGENT, _signals,
+        "GET", "/api/signals", "get_signals", Access.AGENT, _signals,
         "the signals about the agent that belong to no session, oldest first", query=Page,
     ),
     Route(
-        "GET", "/api/sessions/{session}/signals", "get_signals", Who.AGENT, _signals,
+        "GET", "/api/sessions/{session}/signals", "get_signals", Access.AGENT, _signals,
         "the log of a session, oldest first", query=Page,
     ),
 )  # fmt: skip

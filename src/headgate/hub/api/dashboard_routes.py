@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 
 from headgate.hub.api.http import DASHBOARD_STATE
 from headgate.hub.api.responses import ApiResponse
-from headgate.hub.api.routing import Body, Call, Route, Who
+from headgate.hub.api.routing import Access, Body, Call, Route
 from headgate.hub.dashboard.cards import Cards, DashboardState, sees_accounts
 from headgate.hub.dashboard.updates import MAX_CARDS
 from headgate.hub.monitoring.account_alerts import AccountAlert, AccountAlerts
@@ -76,7 +76,7 @@ def _file(path: str, name: str, about: str) -> Route:
     async def handler(_call: Call) -> ApiResponse:
         return response
 
-    return Route("GET", path, "get_dashboard", Who.PROBE, handler, about, media=media)
+    return Route("GET", path, "get_dashboard", Access.PROBE, handler, about, media=media)
 
 
 def _redirect(path: str, where: bytes, about: str) -> Route:
@@ -85,20 +85,20 @@ def _redirect(path: str, where: bytes, about: str) -> Route:
     async def handler(_call: Call) -> ApiResponse:
         return ApiResponse(307, b"", [(b"location", where)], "text/plain")
 
-    return Route("GET", path, "get_dashboard", Who.PROBE, handler, about, status=307, media="text/plain")
+    return Route("GET", path, "get_dashboard", Access.PROBE, handler, about, status=307, media="text/plain")
 
 
 ROUTES: Final = (
     Route(
-        "GET", "/api/dashboard/state", DASHBOARD_STATE, Who.VIEWER, _state,
+        "GET", "/api/dashboard/state", DASHBOARD_STATE, Access.VIEWER, _state,
         "the state that a dashboard shows", query=DashboardQuery,
     ),
     Route(
-        "GET", "/api/admin/alerts", "admin", Who.VIEWER, _alerts,
+        "GET", "/api/admin/alerts", "admin", Access.VIEWER, _alerts,
         "all open alerts and the last resolved ones, newest first", query=AlertsQuery,
     ),
     Route(
-        "GET", "/api/admin/addresses", "admin", Who.VIEWER, _addresses,
+        "GET", "/api/admin/addresses", "admin", Access.VIEWER, _addresses,
         "addresses that were denied in the last hour, most denials first",
     ),
     _redirect("/", b"dashboard", "redirects to the dashboard"),

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 from headgate.hub.agents.counter_shares import CounterShares
-from headgate.hub.api.routing import Body, Call, Route, Who
+from headgate.hub.api.routing import Access, Body, Call, Route
 from headgate.sliding import RateLimiter, RateLimitResult, RateLimitSettings
 from headgate.stores.base import Store
 
@@ -68,9 +68,9 @@ async def _reset(call: Call, windows: RateLimiter, shares: CounterShares) -> Cou
 _PATH: Final = "/v1/counters/{key}"
 ROUTES: Final = (
     Route(
-        "POST", "/v1/check", "post_check", Who.PROGRAM, _check,
+        "POST", "/v1/check", "post_check", Access.PROGRAM, _check,
         "check a request, and count it if it passes", body=Check,
     ),
-    Route("GET", _PATH, "get_counter", Who.PROGRAM, _counter, "the present count", query=CounterQuery),
-    Route("DELETE", _PATH, "delete_counter", Who.PROGRAM, _reset, "reset the count"),
+    Route("GET", _PATH, "get_counter", Access.PROGRAM, _counter, "the present count", query=CounterQuery),
+    Route("DELETE", _PATH, "delete_counter", Access.PROGRAM, _reset, "reset the count"),
 )  # fmt: skip

@@ -24,7 +24,7 @@ from headgate.holds import PendingHold
 from headgate.http import PROBLEM_JSON
 from headgate.http.problem import describe_bound, describe_denial
 from headgate.hub.api.responses import ApiResponse, DeniedBody, encode_headers
-from headgate.hub.api.routing import Body, Call, Route, Who
+from headgate.hub.api.routing import Access, Body, Call, Route
 from headgate.hub.errors import BLOCKED_BY_OPERATOR, RequestError, stopping_error
 from headgate.hub.monitoring.health import Health
 from headgate.hub.sockets.frames import AMOUNT_PATTERN, HOLD_ID_PATTERN, AgentId, SessionId
@@ -78,7 +78,7 @@ class NewHold(Body):
     id: HoldId | None = None
 
 
-class Settlement(Body):
+class HoldSettlement(Body):
     """What was used. A resource that isn't named costs what is reserved for it."""
 
     costs: Costs | None = None
@@ -136,7 +136,7 @@ class HoldDetail(HoldEntry):
     """Whether the store was away."""
 
 
-class HoldDenied(DeniedBody):
+class DeniedHoldBody(DeniedBody):
     """A denial, with what decided; without it, the caller's own requests are too many, or it is blocked."""
 
     account: str = ""
@@ -292,7 +292,7 @@ async def _get(call: Call, gate: Gate) -> HoldDetail:
 
 
 async def _settle(call: Call, gate: Gate) -> HoldDetail:
-    body: Settlement = call.body
+    body: HoldSettlement = call.body
     costs = None if body.costs is None else read_costs(body.costs)
     hold = await _find(call, gate)
     await hold.asettle(costs)
@@ -344,24 +344,27 @@ async def _account(call: Call, gate: Gate) -> CallerAccount:
 _PATH: Final = "/v1/holds/{id}"
 ROUTES: Final = (
     Route(
-        "POST", "/v1/holds", "post_hold", Who.PROGRAM, _hold,
-        "reserve on all accounts above an agent, or nowhere", body=NewHold, status=201, denial=HoldDenied,
-    ),
-    Route("GET", _PATH, "get_hold", Who.PROGRAM, _get, "a hold of the caller", query=ForAgent, denial=HoldDenied),
-    Route(
-        "POST", f"{_PATH}/settle", "post_hold_settle", Who.PROGRAM, _settle,
-        "end a hold, and count what was used", body=Settlement, query=ForAgent, denial=HoldDenied, body_required=False,
+        "POST", "/v1/holds", "post_hold", Access.PROGRAM, _hold,
+        "reserve on all accounts above an agent, or nowhere", body=NewHold, status=201, denial=DeniedHoldBody,
     ),
     Route(
-        "POST", f"{_PATH}/extend", "post_hold_extend", Who.PROGRAM, _extend,
-        "reserve more, or let the lease end later", body=Extension, query=ForAgent, denial=HoldDenied,
+        "GET", _PATH, "get_hold", Access.PROGRAM, _get, "a hold of the caller", query=ForAgent, denial=DeniedHoldBody,
     ),
     Route(
-        "POST", f"{_PATH}/cancel", "post_hold_cancel", Who.PROGRAM, _cancel,
-        "end a hold, and give back all that it has reserved", query=ForAgent, denial=HoldDenied,
+        "POST", f"{_PATH}/settle", "post_hold_settle", Access.PROGRAM, _settle,
+        "end a hold, and count what was used", body=HoldSettlement, query=ForAgent, denial=DeniedHoldBody,
+        body_required=False,
     ),
     Route(
-        "GET", "/v1/accounts/{path}", "get_account", Who.PROGRAM, _account,
+        "POST", f"{_PATH}/extend", "post_hold_extend", Access.PROGRAM, _extend,
+        "reserve more, or let the lease end later", body=Extension, query=ForAgent, denial=DeniedHoldBody,
+    ),
+    Route(
+        "POST", f"{_PATH}/cancel", "post_hold_cancel", Access.PROGRAM, _cancel,
+        "end a hold, and give back all that it has reserved", query=ForAgent, denial=DeniedHoldBody,
+    ),
+    Route(
+        "GET", "/v1/accounts/{path}", "get_account", Access.PROGRAM, _account,
         "an account on the caller's path: its limits, and what is spent, held and left", query=AccountQuery,
     ),
 )  # fmt: skip

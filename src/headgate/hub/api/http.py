@@ -22,7 +22,7 @@ from headgate.hub.agents.operators import Holder, Operators
 from headgate.hub.agents.registry import Registry
 from headgate.hub.api.allowed_hosts import AllowedHosts
 from headgate.hub.api.responses import ApiResponse, Headers, RequestDenied, error_response
-from headgate.hub.api.routing import Call, Route, Router, Who
+from headgate.hub.api.routing import Access, Call, Route, Router
 from headgate.hub.errors import RequestError
 from headgate.hub.json_bounds import check_depth
 from headgate.hub.monitoring.stats import Stats
@@ -48,22 +48,22 @@ _encoder: Final = msgspec.json.Encoder()
 ANONYMOUS: Final = Holder()
 
 
-def _may(caller: Holder, who: Who) -> bool:
-    """Whether a caller may use a route for `who`."""
-    if who in (Who.PROBE, Who.ANYONE):
+def _may(caller: Holder, access: Access) -> bool:
+    """Whether a caller may use a route for `access`."""
+    if access in (Access.PROBE, Access.ANYONE):
         return True
-    if who is Who.ADMIN:
+    if access is Access.ADMIN:
         return caller.admin
-    if who is Who.VIEWER:
+    if access is Access.VIEWER:
         return bool(caller.role)
-    return bool(caller.agent) or (caller.admin and who is Who.PROGRAM)
+    return bool(caller.agent) or (caller.admin and access is Access.PROGRAM)
 
 
-def _is_limited(caller: Holder, who: Who, action: str) -> bool:
+def _is_limited(caller: Holder, access: Access, action: str) -> bool:
     """Whether a caller is limited: an admin never, and a viewer only by what an agent does."""
     if caller.admin:
         return False
-    return not caller.role or action == REGISTER or who in (Who.AGENT, Who.PROGRAM)
+    return not caller.role or action == REGISTER or access in (Access.AGENT, Access.PROGRAM)
 
 
 class Api:
@@ -103,7 +103,7 @@ class Api:
             self._allowed_hosts.check_host(scope["headers"])
         if scope["method"] not in ("GET", "HEAD"):
             self._allowed_hosts.check_origin(scope["headers"])
-        if route is None or route.who is not Who.PROBE:
+        if route is None or route.access is not Access.PROBE:
             caller, limit_headers = await self._admit(scope["headers"], route, address)
         if route is None:
             if routes:
@@ -134,15 +134,15 @@ class Api:
 
     async def _admit(self, headers: Headers, route: Route | None, address: str) -> tuple[Holder, Headers]:
         """The caller, authenticated and admitted by the gate, and the headers about its limit."""
-        who = Who.ANYONE if route is None else route.who
+        access = Access.ANYONE if route is None else route.access
         action = UNKNOWN if route is None else route.action
         token = _token(headers)
         caller = ANONYMOUS if token is None else await self._caller(token, action, address)
         limit_headers = _NO_HEADERS
-        if self._is_blocked(caller) or (_is_limited(caller, who, action) and not self._is_public(action)):
+        if self._is_blocked(caller) or (_is_limited(caller, access, action) and not self._is_public(action)):
             limit_headers = await self._check(caller.agent, action, address)
         if not self._is_public(action):
-            _expect(caller, who)
+            _expect(caller, access)
         return caller, limit_headers
 
     async def _caller(self, token: str, action: str, address: str) -> Holder:
@@ -167,7 +167,7 @@ class Api:
         if self._is_blocked(caller):
             await self._check(caller.agent, route.action, address)
         if not self._is_public(route.action):
-            _expect(present, route.who)
+            _expect(present, route.access)
         return present
 
     def _admit_again(
@@ -246,14 +246,14 @@ def _hint(path: str) -> str:
     return "/openapi.json lists them"
 
 
-def _expect(caller: Holder, who: Who) -> None:
-    """Refuse a caller that may not use a route for `who`."""
-    if _may(caller, who):
+def _expect(caller: Holder, access: Access) -> None:
+    """Refuse a caller that may not use a route for `access`."""
+    if _may(caller, access):
         return
     if caller is ANONYMOUS:
-        detail = f"this needs the token of {who.value}, as Authorization: Bearer <token>"
+        detail = f"this needs the token of {access.value}, as Authorization: Bearer <token>"
         raise RequestError(401, "unauthorized", detail)
-    raise RequestError(403, "forbidden", f"this needs the token of {who.value}")
+    raise RequestError(403, "forbidden", f"this needs the token of {access.value}")
 
 
 def _token(headers: Headers) -> str | None:

@@ -7,7 +7,7 @@ from msgspec import Struct
 from headgate._version import VERSION
 from headgate.hub.agents.presence import Presence
 from headgate.hub.api.responses import ApiResponse
-from headgate.hub.api.routing import Call, Route, Who
+from headgate.hub.api.routing import Access, Call, Route
 from headgate.hub.errors import stopping_error
 from headgate.hub.monitoring import metrics
 from headgate.hub.monitoring.health import Health, ServerState
@@ -86,13 +86,13 @@ async def _prometheus(_call: Call, sources: MetricSources) -> ApiResponse:
 
 
 ROUTES: Final = (
-    Route("GET", "/health", "get_health", Who.PROBE, _health, "the hub's health"),
-    Route("GET", "/api/health", "get_health", Who.PROBE, _health, "the hub's health"),
-    Route("GET", "/live", "get_health", Who.PROBE, _live, "whether the process is alive"),
-    Route("GET", "/ready", "get_health", Who.PROBE, _ready, "whether the hub takes work"),
-    Route("GET", "/api/metrics", "get_metrics", Who.ANYONE, _metrics, "the hub's counters"),
+    Route("GET", "/health", "get_health", Access.PROBE, _health, "the hub's health"),
+    Route("GET", "/api/health", "get_health", Access.PROBE, _health, "the hub's health"),
+    Route("GET", "/live", "get_health", Access.PROBE, _live, "whether the process is alive"),
+    Route("GET", "/ready", "get_health", Access.PROBE, _ready, "whether the hub takes work"),
+    Route("GET", "/api/metrics", "get_metrics", Access.ANYONE, _metrics, "the hub's counters"),
     Route(
-        "GET", "/metrics", "get_metrics", Who.ANYONE, _prometheus,
+        "GET", "/metrics", "get_metrics", Access.ANYONE, _prometheus,
         "all metrics, for Prometheus", media=metrics.MEDIA,
     ),
 )  # fmt: skip

@@ -8,7 +8,7 @@ import msgspec
 from headgate._version import VERSION
 from headgate.http import PROBLEM_JSON
 from headgate.hub.api.responses import DeniedBody, ErrorBody
-from headgate.hub.api.routing import Call, Route, Router, Who
+from headgate.hub.api.routing import Access, Call, Route, Router
 from headgate.hub.sockets.frames import schemas as frame_schemas
 
 _PROBLEMS: Final = {
@@ -52,12 +52,12 @@ def _operation(route: Route, schemas: list[tuple[Any, dict[str, Any]]], parts: d
     operation: dict[str, Any] = {
         "operationId": f"{route.method.lower()}{route.path.replace('/', '_').replace('{', '').replace('}', '')}",
         "summary": route.about,
-        "description": f"For {route.who.value}. Counted as the action `{route.action}`.",
+        "description": f"For {route.access.value}. Counted as the action `{route.action}`.",
         "parameters": [_in_path(name) for name in route.parts] + _in_query(schema(route.query), parts),
         "responses": {str(route.status): _response("done", schema(route.answer), route.media)},
     }
     denied = _response("too many requests", schema(route.denial or DeniedBody), PROBLEM_JSON)
-    if route.who is not Who.PROBE:
+    if route.access is not Access.PROBE:
         retry_after = {"schema": {"type": "integer"}, "description": "seconds to wait"}
         operation["responses"]["429"] = {**denied, "headers": {"Retry-After": retry_after}}
     for status, about in _PROBLEMS.items():
@@ -66,7 +66,7 @@ def _operation(route: Route, schemas: list[tuple[Any, dict[str, Any]]], parts: d
     if route.body is not None:
         content = {"application/json": {"schema": schema(route.body)}}
         operation["requestBody"] = {"required": route.body_required, "content": content}
-    if route.who not in (Who.PROBE, Who.ANYONE):
+    if route.access not in (Access.PROBE, Access.ANYONE):
         operation["security"] = [{"token": []}]
     return operation
 
@@ -97,6 +97,6 @@ async def _schemas(_call: Call) -> dict[str, Any]:
 
 
 ROUTES: Final = (
-    Route("GET", "/openapi.json", "get_schemas", Who.ANYONE, _openapi, "this document"),
-    Route("GET", "/api/schemas", "get_schemas", Who.ANYONE, _schemas, "JSON Schemas of all frames"),
+    Route("GET", "/openapi.json", "get_schemas", Access.ANYONE, _openapi, "this document"),
+    Route("GET", "/api/schemas", "get_schemas", Access.ANYONE, _schemas, "JSON Schemas of all frames"),
 )

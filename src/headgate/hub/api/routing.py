@@ -19,8 +19,8 @@ from headgate.hub.agents.operators import Holder
 from headgate.hub.api.responses import ApiResponse
 
 
-class Who(Enum):
-    """Who may use a route."""
+class Access(Enum):
+    """The callers that may use a route."""
 
     PROBE = "anyone, never limited"
     ANYONE = "anyone"
@@ -76,7 +76,7 @@ class Route:
     path: str
     action: str
     """The action that the gate counts it as, on channel `http`."""
-    who: Who
+    access: Access
     handler: Handler
     about: str
     body: Any = None
@@ -108,7 +108,7 @@ class Route:
 
 def admin_route(method: str, path: str, handler: Handler, about: str, **more: Any) -> Route:
     """A route for admins. All of them are the same action."""
-    return Route(method, path, "admin", Who.ADMIN, handler, about, **more)
+    return Route(method, path, "admin", Access.ADMIN, handler, about, **more)
 
 
 def bind(routes: Iterable[Route], parts: Sequence[object]) -> list[Route]:

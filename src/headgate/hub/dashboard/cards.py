@@ -30,7 +30,7 @@ _MINUTE: Final = 60 // SLOT
 _MAX_OVERRULED: Final = 100  # paths in a summary, which is sent often
 
 
-class Usage(Struct):
+class BucketUsage(Struct):
     """The use of one bucket."""
 
     channel: str
@@ -52,7 +52,7 @@ class AgentCard(Struct):
 
     agent_id: str
     connected: bool
-    usage: Usage | None
+    usage: BucketUsage | None
     """Of the bucket nearest to its limit."""
     violations: int
     """Consecutive violations, while they count."""
@@ -255,16 +255,16 @@ class Cards:
             role=gate.role_of(agent),
         )
 
-    async def _usage(self, agent: str) -> Usage | None:
+    async def _usage(self, agent: str) -> BucketUsage | None:
         """The use of the bucket nearest to its limit."""
-        nearest: Usage | None = None
+        nearest: BucketUsage | None = None
         for channel, tier in self._gate.policy.limits:
             with suppress(InvalidInput):  # a reload has removed it since
                 decision = await self._gate.apeek(agent, channel, tier)
                 used = used_share(decision)
                 if nearest is None or used > nearest.used:
                     capacity = decision.limit.capacity
-                    nearest = Usage(channel, tier, round(used, 4), decision.remaining, capacity)
+                    nearest = BucketUsage(channel, tier, round(used, 4), decision.remaining, capacity)
         return nearest
 
     def summary(self, fleet: Fleet) -> Summary:

@@ -32,7 +32,7 @@ class DeniedAction(Struct, frozen=True):
     last_hour: int
 
 
-class Denial(Struct, frozen=True):
+class DenialRecord(Struct, frozen=True):
     """One denial."""
 
     at: float
@@ -123,12 +123,12 @@ class DenialLog:
         recent = [one for one in counted if one.last_hour]
         return sorted(recent, key=lambda one: (-one.last_hour, -one.last_minute, one.channel, one.action))
 
-    def last(self, agent: str) -> list[Denial]:
+    def last(self, agent: str) -> list[DenialRecord]:
         """An agent's last denials, newest first, however long ago."""
         found = self._agents.get(agent)
         if found is None:
             return []
-        return [Denial(at, *action, address, wait) for at, action, address, wait in reversed(found.last)]
+        return [DenialRecord(at, *action, address, wait) for at, action, address, wait in reversed(found.last)]
 
     def address(self, agent: str) -> str:
         """Where the last denied request of an agent came from, of which that is known; "" if of none."""
