@@ -266,16 +266,17 @@ class AccountAlerts(BaseAlerts[AccountAlert, _OpenAlert], Timed):
                 by_account.setdefault(entry.alert.account, []).append(key)
         if self._store.is_away():
             return  # this hub's own memory knows too little; checked again after a while
-        for account, keys in by_account.items():
+        accounts = sorted(by_account)  # those of one top account are read together
+        for start in range(0, len(accounts), _BATCH):
+            batch = accounts[start : start + _BATCH]
             try:
-                limits = (await self._gate.aaccount(account)).limits
+                limits = {one.path: one.limits for one in await self._read(batch)}
             except StoreAway:
                 return
-            except InvalidInput:  # the policy has no such account any more
-                limits = ()
-            for key in keys:
-                if (left := self._open.get(key)) is not None:
-                    await self._check(left, limits)
+            for account in batch:
+                for key in by_account[account]:
+                    if (left := self._open.get(key)) is not None:
+                        await self._check(left, limits.get(account, ()))  # the policy may have no such account any more
             await asyncio.sleep(0)
 
     def _is_over(self, alert: AccountAlert) -> bool:
