@@ -227,7 +227,7 @@ async def test_b6_a_put_that_cannot_be_recorded_changes_nothing(where: str, monk
 NOTHING = "TokenBucket refill: expected a number above 0, got 0; to let nothing pass, write 'blocked'"
 A_LIMIT = "a limit such as '60/minute', or a list of 1 to 10"
 A_RATE = "a rate such as '60/minute' (budgets and slots belong to a Limiter, or to [accounts] of a policy)"
-BY_TIER = "an object with limits by tier, such as {'light': '60/minute'}"
+BY_TIER = 'an object with limits by tier, such as {"light": "60/minute"}'
 SYNTAX = (
     "'COUNT/UNIT' or 'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10'; UNIT is "
     "ms, second, minute, hour, day, week, month or year)"

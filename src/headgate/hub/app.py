@@ -52,7 +52,7 @@ from headgate.hub.sockets.flood import FloodCounter
 from headgate.hub.sockets.frames import GoingAway, TaskAssigned, encode
 from headgate.hub.sockets.relay import Relay, relay_limiter
 from headgate.hub.sockets.socket import Receive, Send, Socket
-from headgate.hub.storage.database import Database, DataFile
+from headgate.hub.storage.database import Database
 from headgate.hub.storage.files import lock_directory, make_private, private_file
 from headgate.hub.tasks.scheduler import Scheduler
 from headgate.hub.tasks.task import Task
@@ -94,7 +94,8 @@ class Hub:
         self._config: Final = ConfigFile(None) if config is None else config
         self.router: Final = Router(ROUTES)
         self.flood_counter: Final = FloodCounter()
-        self._change_log: SqliteChangeLog | None = None
+        # What the store or the gate remembers on the disk of this hub, if no server does.
+        self._files: Final[list[SqliteChangeLog | MemoryFile]] = []
         self._background: Final = BackgroundTasks()
         self._proxy_logged = False
         self._probe_failure = ""  # why the last probe failed
@@ -194,22 +195,20 @@ class Hub:
         # The directory is locked; so the file needn't be, and can be backed up.
         remembered = MemoryFile(file, round(MonotonicClock().wall() * 1_000_000), readable=True)
         make_private(file)
+        self._files.append(remembered)
         return MemoryStore(remember=remembered)
 
     def _open_gate(self) -> None:
         settings, store = self.settings, self.store
+        log: SqliteChangeLog | None = None
         if not isinstance(store, SharedStore) and settings.data is not None:
             file = private_file(settings.data / "changes.db")
-            self._change_log = SqliteChangeLog(file)
+            log = SqliteChangeLog(file)
+            self._files.append(log)
             make_private(file)
-        self.gate = self._gate_type(self._policy, store=store, remember=self._change_log)
+        self.gate = self._gate_type(self._policy, store=store, remember=log)
         self._exit_stack.push_async_callback(self.gate.aclose)
-        files: list[DataFile] = [self.database]
-        if self._change_log is not None:
-            files.append(self._change_log)
-        if isinstance(store, MemoryStore) and store.file is not None:
-            files.append(store.file)
-        self.health = Health(store, self.store_guard, files)
+        self.health = Health(store, self.store_guard, [self.database, *self._files])
 
     def _open_registry(self) -> None:
         settings, store = self.settings, self.store
@@ -418,10 +417,9 @@ class Hub:
             await self.store_guard.probe()
             if self.database.failure:
                 await self.database.probe()
-            if self._change_log is not None and self._change_log.failure:
-                await asyncio.to_thread(self._change_log.probe)
-            if isinstance(self.store, MemoryStore) and self.store.file is not None and self.store.file.failure:
-                await asyncio.to_thread(self.store.file.probe)
+            for file in self._files:
+                if file.failure:
+                    await asyncio.to_thread(file.probe)
         except Exception as error:  # noqa: BLE001 - no error ends the probes
             failure = str(error) or repr(error)
         if failure and failure != self._probe_failure:

@@ -134,7 +134,7 @@ def _given(call: Call, gate: Gate) -> list[tuple[str | None, str, Limit]]:
         elif name not in channels:
             refuse("body", f"one of {', '.join([*tiers, *channels, _SESSION])}", name)
         elif not isinstance(value, dict):
-            refuse(name, "an object with limits by tier, such as {'light': '60/minute'}", value)
+            refuse(name, 'an object with limits by tier, such as {"light": "60/minute"}', value)
         else:
             for tier, text in value.items():
                 if tier not in tiers:
