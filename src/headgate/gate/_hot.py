@@ -49,7 +49,7 @@ class GateChecks:
         """
         if type(agent) is not str or not 0 < len(agent) <= MAX_AGENT:
             agent = check_agent(agent)
-        return self.check_limit(self._lookup.find(agent, channel, tier, action), agent, cost, request_id)
+        return _check(self, self._lookup.find(agent, channel, tier, action), agent, cost, request_id)
 
     def find_limit(
         self, agent: str, channel: Text, tier: Text | None = None, *, action: Text | None = None
@@ -58,19 +58,10 @@ class GateChecks:
         return self._lookup.find(agent, channel, tier, action)
 
     def check_limit(
-        self, active: ActiveLimit, key: str, cost: SupportsIndex = 1, request_id: Text | None = None
+        self, active: ActiveLimit, agent: str, cost: SupportsIndex = 1, request_id: Text | None = None
     ) -> Decision:
         """`check` under a limit that was found for the same agent."""
-        number: i64 = cost if type(cost) is int and 0 < cost <= LARGEST else cost_of(cost)
-        if active.exempt:
-            decision = EXEMPT
-        elif active.buckets is not None and request_id is None:
-            decision = active.buckets.check(key, number, active.low, active.offenders)
-        else:
-            return self._apply(CHECK, active, check_agent(key), number, request_id)
-        if active.shadow or self._emits_checks or (self._emits_violations and decision.violation is not None):
-            return self._report(CHECK, active, key, decision)
-        return decision
+        return _check(self, active, agent, cost, request_id)
 
     def tier_of(self, channel: Text, action: Text) -> str:
         """The tier that an action is classified into; an unknown action is normal, and is logged once."""
@@ -115,3 +106,17 @@ def store_request(
     """The arguments of `Store.apply`. A denied check is recorded as a violation, unless the limit is in shadow mode."""
     offence = Offence(active.group, key, active.backoff) if verb is CHECK and not active.shadow else None
     return verb, [Ask(active.name, key, active.limit, cost_of(cost))], active.low, offence, id_of(request_id)
+
+
+# A function, since calls of methods that plain Python may override are slow.
+def _check(gate: GateChecks, active: ActiveLimit, key: str, cost: SupportsIndex, request_id: Text | None) -> Decision:
+    number: i64 = cost if type(cost) is int and 0 < cost <= LARGEST else cost_of(cost)
+    if active.exempt:
+        decision = EXEMPT
+    elif active.buckets is not None and request_id is None:
+        decision = active.buckets.check(key, number, active.low, active.offenders)
+    else:
+        return gate._apply(CHECK, active, check_agent(key), number, request_id)
+    if active.shadow or gate._emits_checks or (gate._emits_violations and decision.violation is not None):
+        return gate._report(CHECK, active, key, decision)
+    return decision
