@@ -1,6 +1,7 @@
 """Limits as text."""
 
 import math
+import re
 from fractions import Fraction
 from typing import Any
 
@@ -123,10 +124,29 @@ A_RATE_OF_USD = "a rate without a unit, such as '5/month', or a budget, such as 
         ("5 inflight", "'COUNT in flight', such as '5 in flight'"),
         ("5 In-Flight", "'COUNT in flight', such as '5 in flight'"),
         ("7 concurrent", "'COUNT in flight', such as '7 in flight'"),
+        ("0 slots", "'COUNT in flight', such as '5 in flight'"),
+        ("100 calls/minute", "a rate without a unit, such as '100/minute', or a budget, such as '100/calendar day'"),
+        ("10 calendar/day", "a rate without a unit, such as '10/day', or a budget, such as '10/calendar day'"),
+        ("2.5 tokens/minute", "a rate without a unit, such as '2.5/minute'"),
+        ("5 usd/weeks", "a rate without a unit, such as '5/weeks', or a budget, such as '5 usd/calendar week'"),
     ],
 )
 def test_parse_says_how_what_is_nearly_a_limit_is_written(bad: str, expected: str) -> None:
     assert refusal(parse, bad) == f"limit {bad!r}: expected {expected}, got {bad!r}"
+
+
+@pytest.mark.parametrize("word", ["calls", "tokens", "usd", "in", "burst", "per", "calendar", "slots", "concurrent"])
+@pytest.mark.parametrize("count", ["0", "0.0000001", "0.5", "2.5", "5", "1,000", "1000000", "9" * 20])
+def test_what_a_refusal_suggests_can_be_read(count: str, word: str) -> None:
+    for end in ["", "/s", "/ms", " per minute", "/hours", "/days", "/weeks", "/months sliding", "/calendar day"]:
+        try:
+            parse(f"{count} {word}{end}")
+        except InvalidInput as error:
+            text = str(error)
+        else:
+            continue
+        for suggested in re.findall(r"such as '(\d[^']*)'|\(write '([^']*)'\)", text):
+            parse("".join(suggested))  # raises nothing
 
 
 @pytest.mark.parametrize(
@@ -135,11 +155,20 @@ def test_parse_says_how_what_is_nearly_a_limit_is_written(bad: str, expected: st
         ("1,000/minute", "1,000", "1000/minute"),
         ("5/second, 1,000,000 per day", "1,000,000", "5/second, 1000000 per day"),
         ("5/minute burst 1,000", "1,000", "5/minute burst 1000"),
+        ("1,000/minute; unlimited", "1,000", "1000/minute; unlimited"),
+        ("blocked, 1,000 usd in all", "1,000", "blocked, 1000 usd in all"),
     ],
 )
 def test_parse_says_that_a_comma_separates_limits(bad: str, number: str, right: str) -> None:
     without = f"numbers without commas, because a comma separates limits (write {right!r})"
     assert refusal(parse, bad) == f"limit {bad!r}: expected {without}, got {number!r}"
+
+
+def test_parse_names_the_comma_beside_another_mistake() -> None:
+    assert refusal(parse, "5/second; 1,000 usd/month") == (
+        "limit '5/second; 1,000 usd/month': expected numbers without commas, because a comma separates limits: a rate "
+        "without a unit, such as '1000/month', or a budget, such as '1000 usd/calendar month', got '1,000'"
+    )
 
 
 @pytest.mark.parametrize("bad", ["60/minute burst 5,100/fortnight", "5/minute burst 100,200/huor", "1234,567/hour"])

@@ -98,44 +98,78 @@ def parse_each(text: str, unit: str = "", expected: str = "", zone: str = "UTC")
     """
     if not isinstance(text, str):
         refuse("limit", "a string such as '60/minute'", text)
-    return [_parse_one(part.strip(), text, unit, expected, zone) for part in re.split(r"[;,|]", text)]
+    return [_parse_one(part, text, unit, expected, zone) for part in _parts(text)]
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in re.split(r"[;,|]", text)]
 
 
 def _parse_one(part: str, text: str, unit: str, expected: str, zone: str) -> Limit:
+    try:
+        limit = _read(part, unit, zone)
+    except InvalidInput as error:
+        raise InvalidInput(f"limit {text!r:.100}: {error}") from None
+    if limit is None:
+        _refuse_commas(text, unit, zone)
+        refuse(f"limit {text!r:.100}", expected or _nearly(part) or _expected(part), part)
+    return limit
+
+
+def _read(part: str, unit: str, zone: str) -> Limit | None:
+    """One limit, or None for what is written as none."""
     if part.lower() == "unlimited":
         return UNLIMITED
     if part.lower() == "blocked":
         return BLOCKED
-    try:
-        limit = _rate(part) or _budget(part, unit, zone)
-    except InvalidInput as error:
-        raise InvalidInput(f"limit {text!r:.100}: {error}") from None
-    if limit is None:
-        thousands = _THOUSANDS.search(text)
-        joined = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
-        if thousands is not None and _is_readable(joined, unit, zone):
-            without = f"numbers without commas, because a comma separates limits (write {joined!r:.100})"
-            refuse(f"limit {text!r:.100}", without, thousands[0])
-        refuse(f"limit {text!r:.100}", expected or _expected(part), part)
-    return limit
+    return _rate(part) or _budget(part, unit, zone)
 
 
-def _is_readable(text: str, unit: str, zone: str) -> bool:
+def _is_readable(part: str, unit: str = "", zone: str = "UTC") -> bool:
     try:
-        return all([_rate(part) or _budget(part, unit, zone) for part in map(str.strip, re.split(r"[;,|]", text))])
+        return _read(part, unit, zone) is not None
     except InvalidInput:
         return False
 
 
-def _expected(part: str) -> str:
-    """How a limit is written, for what is written nearly like it."""
+def _refuse_commas(text: str, unit: str, zone: str) -> None:
+    """Refuse the commas of thousands in a text that is limits, or nearly, without them."""
+    thousands = _THOUSANDS.search(text)
+    if thousands is None:
+        return
+    joined = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
+    unreadable = [part for part in _parts(joined) if not _is_readable(part, unit, zone)]
+    nearly = [_nearly(part) for part in unreadable]
+    if all(nearly):
+        right = f": {nearly[0]}" if nearly else f" (write {joined!r:.100})"
+        without = f"numbers without commas, because a comma separates limits{right}"
+        refuse(f"limit {text!r:.100}", without, thousands[0])
+
+
+def _nearly(part: str) -> str:
+    """How a limit is written, for what is written nearly like it; "" for anything else. Each example can be read."""
     slots, rate = _LIKE_SLOTS.fullmatch(part), _RATE_WITH_UNIT.fullmatch(part)
     if slots is not None:
-        return f"'COUNT in flight', such as '{slots[1]} in flight'"
-    if rate is not None and _seconds(rate[3]) is not None:
-        count, unit, period = rate[1], rate[2], rate[3].lower()
-        budget = f"{count} {unit}/calendar {period if period in PERIODS else 'day'}"
-        return f"a rate without a unit, such as '{count}/{period}', or a budget, such as '{budget}'"
+        return _examples("'COUNT in flight'", f"{slots[1]} in flight", "5 in flight")
+    seconds = None if rate is None else _seconds(rate[3])
+    if rate is None or seconds is None:
+        return ""
+    count, unit = rate[1], rate[2]
+    period = next((period for period in PERIODS if _SECONDS[period] == seconds), "day")
+    kinds = [
+        _examples("a rate without a unit", f"{count}/{rate[3].lower()}"),
+        _examples("a budget", f"{count} {unit}/calendar {period}", f"{count}/calendar {period}"),
+    ]
+    return ", or ".join(filter(None, kinds))
+
+
+def _examples(kind: str, *texts: str) -> str:
+    """A kind of limit with the first of the texts that can be read; "" if none can be."""
+    return next((f"{kind}, such as '{text}'" for text in texts if _is_readable(text)), "")
+
+
+def _expected(part: str) -> str:
+    """How limits are written: rates, or what looks more like the part."""
     return _BUDGETS if _LIKE_BUDGET.search(part) else _RATES
 
 
