@@ -112,7 +112,8 @@ def _parse_one(part: str, text: str, unit: str, expected: str, zone: str) -> Lim
         raise InvalidInput(f"limit {text!r:.100}: {error}") from None
     if limit is None:
         _refuse_commas(text, unit, zone)
-        refuse(f"limit {text!r:.100}", expected or _nearly(part) or _expected(part), part)
+        where = "limit" if part == text.strip() else f"limit {text!r:.100}"  # the refusal shows the part itself
+        refuse(where, expected or _nearly(part) or _expected(part), part)
     return limit
 
 
