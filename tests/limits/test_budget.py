@@ -129,6 +129,7 @@ def test_the_cost_of_a_request_in_smallest_units() -> None:
         1_000_000, 31_200, 31_200, 31_200, 1,
     ]  # fmt: skip
     assert [cost_in(0, value) for value in (1, LARGEST, 10**30)] == [1, LARGEST, LARGEST + 1]
+    assert [cost_in(0, Decimal(value)) for value in (2, LARGEST, 10**30)] == [2, LARGEST, LARGEST + 1]
     assert (cost_in(0, 0, zero=True), cost_in(2, "0.00", zero=True)) == (0, 0)
 
 
@@ -139,6 +140,7 @@ def test_the_cost_of_a_request_in_smallest_units() -> None:
         (0, 2.0, False, "a whole number of at least 1"),
         (0, "2", False, "a whole number of at least 1"),
         (0, -1, True, "a whole number of at least 0"),
+        (0, Decimal("9007199254740992.5"), False, "a whole number (round it, if it was computed)"),
         (0, True, True, "a whole number of at least 0"),
         (0, False, True, "a whole number of at least 0"),
         (2, 0, False, "a number above 0"),

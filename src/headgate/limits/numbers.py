@@ -59,8 +59,10 @@ def cost_in(decimals: int, value: object, *, zero: bool = False) -> int:
     """
     if not decimals and type(value) is int and 0 < value <= LARGEST:  # as most are
         return value
-    if type(value) is Decimal and not decimals and value.is_finite() and value > LARGEST:
-        return LARGEST + 1  # as for an int
+    if type(value) is Decimal and not decimals:
+        is_large = value.is_finite() and value > LARGEST
+        if is_large and value == value.to_integral_value():
+            return LARGEST + 1  # as for an int
     if decimals or type(value) is Decimal:
         return smallest_units("cost", value, decimals, zero=zero)
     return cost_of(value, least=0 if zero else 1)
