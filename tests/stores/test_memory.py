@@ -3,12 +3,14 @@
 import sys
 import time
 import tracemalloc
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from headgate import (
     UNLIMITED,
+    Budget,
     Gate,
     InvalidInput,
     Limit,
@@ -20,6 +22,7 @@ from headgate import (
     per_minute,
     per_second,
 )
+from headgate.limits.clock import Clock
 from headgate.stores import conformance
 from headgate.stores.base import Ask, Verb
 from tests.support.refusals import refusal
@@ -228,7 +231,26 @@ def test_max_keys_bad_input() -> None:
             MemoryStore(max_keys=bad)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("clock", [time.time, ManualClock, 5])
+class ProxyClock:
+    """A clock that passes all on to another."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._clock, name)
+
+
+def test_a_clock_may_be_a_proxy() -> None:
+    clock = ManualClock()
+    limiter = Limiter(Budget(1, "day"), store=MemoryStore(clock=cast(Clock, ProxyClock(clock))))
+    assert [bool(limiter.check("a")) for _ in range(2)] == [True, False]
+    clock.advance(86_400)
+    assert limiter.check("a")
+
+
+@pytest.mark.parametrize("clock", [time.time, ManualClock, 5, SimpleNamespace(now=time.time, alarm=print),
+                                   SimpleNamespace(now=1, alarm=2, wall=3)])  # fmt: skip
 def test_a_clock_that_is_none_is_refused_at_once(clock: object) -> None:
     text = r"^MemoryStore clock: expected a clock, such as ManualClock\(\), with now, alarm and wall, got "
     with pytest.raises(InvalidInput, match=text):

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from datetime import datetime
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol
 
 from headgate.errors import refuse
 from headgate.lifecycle import new_lock
@@ -13,7 +13,6 @@ _BEYOND: Final = 10**308  # where floats end
 _WALL_START: Final = 1_800_000_000.0  # the time of day at the zero of a `ManualClock`
 
 
-@runtime_checkable
 class Clock(Protocol):
     """A source of time. Every store has one."""
 
