@@ -8,15 +8,15 @@ for others, and two thousand at once need a handful of connections.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 from itertools import islice
 from queue import Empty, SimpleQueue
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from redis.crc import key_slot
-from redis.exceptions import NoScriptError
+from redis.exceptions import InvalidResponse, NoScriptError
 
 from headgate.errors import HeadgateError, StoreAway
 from headgate.lifecycle import new_lock
@@ -48,15 +48,19 @@ _STEPPED_BACK: Final = (
 _log = logging.getLogger("headgate")
 
 
+class Log(Protocol):
+    """Logs a text, perhaps with the traceback of an error."""
+
+    def __call__(self, level: int, text: str, error: BaseException | None = None) -> None: ...
+
+
 class ScriptRunner:
     """What all calls of the script share, and where their outcome is reported: the breaker and the statistics.
 
     `clock` is one for tests; without it the server's clock counts.
     """
 
-    def __init__(
-        self, clients: Clients, breaker: CircuitBreaker, clock: ManualClock | None, log: Callable[[int, str], None]
-    ) -> None:
+    def __init__(self, clients: Clients, breaker: CircuitBreaker, clock: ManualClock | None, log: Log) -> None:
         self.clients: Final = clients
         self.breaker: Final = breaker
         self.clock: Final = clock
@@ -64,9 +68,10 @@ class ScriptRunner:
         self.traffic: Final = Traffic()
 
     def fail(self, requests: list[Request[Any]], error: BaseException) -> None:
-        """Give requests that have no answer yet an error as theirs. One that nobody expects is logged, too.
+        """Give requests that have no answer yet an error as theirs.
 
-        Each gets an error of its own, since each may be raised in another thread.
+        Each gets an error of its own, since each may be raised in another thread. One that is neither the server's nor
+        on the way to it is a mistake in a program: it is logged, and says nothing about the server.
         """
         unanswered = [request for request in requests if request.answer is None]
         if isinstance(error, HeadgateError):
@@ -75,12 +80,14 @@ class ScriptRunner:
             for request in unanswered:
                 request.answer = copy(error)
             return
-        if not isinstance(error, ERRORS):
-            _log.error("the store can't be asked", exc_info=error)
         for request in unanswered:
             request.answer = StoreAway(describe_error(error))
             request.answer.__cause__ = error
-        self.record_failure(error)
+        if isinstance(error, ERRORS):
+            self.record_failure(error)
+        else:
+            self.traffic.failed()
+            self.log(logging.ERROR, f"decisions are degraded by a mistake: {describe_error(error)}", error)
 
     def record_failure(self, error: BaseException) -> StoreAway:
         """Report an error of the server, or on the way to it, to the breaker."""
@@ -113,6 +120,8 @@ class ScriptCall:
                 unknown.append(group)
             elif isinstance(reply, BaseException):
                 self._runner.fail(group, reply)
+            elif type(reply) is not list:
+                self._runner.fail(group, InvalidResponse(f"expected an answer of the script, got {reply!r:.100}"))
             else:
                 read_all(group, reply)
                 self._runner.breaker.record_success()

@@ -17,7 +17,7 @@ FAULTS: Final = (
     HeadgateError,
     *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError),
 )
-"""All that a call to a server may raise, one that answers nonsense included.
+"""All that a call to a server may raise: the errors of the server, and of mistakes in a program.
 
 Any other exception is somebody else's: that of a signal handler, or of gevent. It ends the call and is passed on.
 """

@@ -85,7 +85,8 @@ class Startup:
             said = describe_error(error)
             self._runner.log(logging.WARNING, f"the server's version and settings are unknown, INFO is refused: {said}")
         else:
-            for of_node in [info] if "redis_version" in info else info.values():
+            by_node = [one for one in info.values() if isinstance(one, Mapping) and "redis_version" in one]
+            for of_node in by_node or [info]:
                 for note in check_server(of_node):
                     self._runner.log(logging.WARNING, note)
         self._server_seen = True

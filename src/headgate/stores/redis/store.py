@@ -396,8 +396,8 @@ class RedisStore(RedisHolds, Closable):
     def _emit(self, event: StoreEvent) -> None:
         emit(self._listeners, event)
 
-    def _log_rarely(self, level: int, text: str) -> None:
-        """Log a text, but not again within a minute."""
+    def _log_rarely(self, level: int, text: str, error: BaseException | None = None) -> None:
+        """Log a text, with the traceback of an error if there is one, but not again within a minute."""
         now = time.monotonic()
         with self._lock:
             if self._logged.get(text, 0.0) > now:
@@ -405,7 +405,7 @@ class RedisStore(RedisHolds, Closable):
             if len(self._logged) > 1000:
                 self._logged.clear()
             self._logged[text] = now + _LOG_EVERY
-        _log.log(level, text)
+        _log.log(level, text, exc_info=error)
 
     def _after_fork(self) -> None:
         """In a forked process: replace what can't be shared with the parent."""
