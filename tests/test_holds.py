@@ -189,12 +189,13 @@ def test_every_verb_may_be_repeated(clock: ManualClock) -> None:
         hold.settle(12)
     assert limiter.peek("a", 88)
     assert not limiter.peek("a", 89)
-    with pytest.raises(HoldError, match="hold 'one': expected cost 12, with which it is settled, got cost 13"):
+    with pytest.raises(HoldError, match="hold 'one': expected cost 12, with which it is settled, got cost 13") as other:
         again.settle(13)
     with pytest.raises(HoldError, match="expected cost 12"):
         again.cancel()
-    with pytest.raises(HoldError, match="expected an open hold to extend, got one that is settled with cost 12"):
+    with pytest.raises(HoldError, match="an open hold to extend, got one that is settled with cost 12") as ended:
         again.extend(1)
+    assert (other.value.state, ended.value.state) == ("settled", "settled")
     assert limiter.hold("a", 10, hold_id="one").state == "settled"
     assert limiter.peek("a", 88)
 
@@ -644,8 +645,9 @@ def test_an_ended_hold_runs_no_block_and_uses_nothing(clock: ManualClock) -> Non
     with pytest.raises(HoldError, match="expected an open hold to use, got one that is settled"):
         again.use(1)
     denied = limiter.hold("a", 1000)
-    with pytest.raises(HoldError, match="expected an open hold to use, got one that is denied"):
+    with pytest.raises(HoldError, match="expected an open hold to use, got one that is denied") as refused:
         denied.use(1)
+    assert refused.value.state == "denied"
 
 
 def test_costs_in_errors_are_in_units(clock: ManualClock) -> None:

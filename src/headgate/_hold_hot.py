@@ -144,7 +144,8 @@ class Hold:
         """Add to what `settle` counts. It is a sum in this process: nothing is asked of the store."""
         if not self._is_unsettled():
             raise HoldError(
-                f"hold {self.id!r} of {self.key!r}: expected an open hold to use, got one that is {self.state}"
+                f"hold {self.id!r} of {self.key!r}: expected an open hold to use, got one that is {self.state}",
+                self.state,
             )
         self._ready()
         unused = (_UNUSED,) * len(self._costs)

@@ -86,6 +86,11 @@ class HoldError(HeadgateError):
     A call that raised it has changed nothing.
     """
 
+    def __init__(self, text: str, state: str = "") -> None:
+        super().__init__(text)
+        self.state = state
+        """What the hold is instead, such as "settled"; "" if it isn't known, or isn't the reason."""
+
 
 class UnknownHold(HoldError):
     """There is no such hold: it was never made for this key, or has been forgotten since it ended."""

@@ -159,15 +159,15 @@ class AccountStore(HoldStore, Protocol):
 def refuse_ended(asks: Sequence[Ask], hold_id: str, state: str, costs: Sequence[int], verb: str) -> NoReturn:
     """Refuse a verb on a hold that has ended."""
     shown = shown_costs(asks, costs)
-    raise HoldError(f"hold {hold_id!r}: expected an open hold to {verb}, got one that is {state} with {shown}")
+    raise HoldError(f"hold {hold_id!r}: expected an open hold to {verb}, got one that is {state} with {shown}", state)
 
 
 def refuse_other_costs(
     asks: Sequence[Ask], hold_id: str, state: str, costs: Sequence[int], got: Sequence[int]
 ) -> NoReturn:
     """Refuse to hold or settle once more with other costs."""
-    known = shown_costs(asks, costs)
-    raise HoldError(f"hold {hold_id!r}: expected {known}, with which it is {state}, got {shown_costs(asks, got)}")
+    known, shown = shown_costs(asks, costs), shown_costs(asks, got)
+    raise HoldError(f"hold {hold_id!r}: expected {known}, with which it is {state}, got {shown}", state)
 
 
 def refuse_other_limits(asks: Sequence[Ask], hold_id: str) -> NoReturn:

@@ -163,8 +163,7 @@ class Bookings:
         if booking.may_be_unknown and isinstance(error, UnknownHold):
             return True
         followed = booking.sent and self._about[booking.about][-1] is not booking
-        settled = f"one that is {SETTLED}" in str(error) or f"one that is {CANCELLED}" in str(error)
-        return followed and isinstance(error, HoldError) and (booking.grants or settled)
+        return followed and isinstance(error, HoldError) and (booking.grants or error.state in {SETTLED, CANCELLED})
 
     def _drop(self, booking: Booking) -> None:
         others = self._about[booking.about]
