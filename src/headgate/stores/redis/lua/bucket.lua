@@ -174,8 +174,9 @@ local function correct(bucket, limit, held, actual, serial)
   if actual > held then
     spend(bucket, limit, actual - held)
   elseif actual < held and bucket.rooms then
-    headroom().see_bucket(bucket, limit, now)
-    bucket.level = bucket.level + headroom().give_back(bucket.rooms, held - actual, limit.unit, serial)
+    local list = headroom()
+    list.see_bucket(bucket, limit, now)
+    bucket.level = bucket.level + list.give_back(bucket.rooms, held - actual, limit.unit, serial)
   end
 end
 

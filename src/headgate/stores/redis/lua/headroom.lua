@@ -49,31 +49,6 @@ local function see_bucket(bucket, limit, moment)
   see(bucket.rooms, max(room, 0))
 end
 
--- Whether one / two < three / four, exactly: their products may pass 2^53.
-local function is_less(one, two, three, four)
-  while true do
-    local rest, other = fmod(one, two), fmod(three, four)
-    local whole, others = (one - rest) / two, (three - other) / four
-    if whole ~= others or rest == 0 or other == 0 then
-      return whole < others or whole == others and rest == 0 and other > 0
-    end
-    one, two, three, four = four, other, two, rest
-  end
-end
-
--- Join the two neighbours whose ratio is closest to 1.
-local function merge(rooms)
-  local best, least = 7, rooms[8] / rooms[5]
-  for i = 10, #rooms, 3 do
-    local ratio = rooms[i + 1] / rooms[i - 2]
-    if ratio < least * CLOSE
-      and (ratio * CLOSE < least or is_less(rooms[i + 1], rooms[i - 2], rooms[best + 1], rooms[best - 2])) then
-      best, least = i, ratio
-    end
-  end
-  remove(rooms, best)
-end
-
 -- Add a hold that has left a headroom. Return the list, which is a new one if there was none, and the serial number.
 local function add(rooms, room, base)
   if not rooms or #rooms == 3 then
@@ -83,9 +58,30 @@ local function add(rooms, room, base)
   rooms[1] = -last
   if room > 0 then
     rooms[count + 1], rooms[count + 2], rooms[count + 3] = -last, room, 1
-    if count + 3 > GROWN then
-      while #rooms > MOST do
-        merge(rooms)
+    if count + 3 > GROWN then -- it is rare: only now the functions for it are made
+
+      -- Whether one / two < three / four, exactly: their products may pass 2^53.
+      local function is_less(one, two, three, four)
+        while true do
+          local rest, other = fmod(one, two), fmod(three, four)
+          local whole, others = (one - rest) / two, (three - other) / four
+          if whole ~= others or rest == 0 or other == 0 then
+            return whole < others or whole == others and rest == 0 and other > 0
+          end
+          one, two, three, four = four, other, two, rest
+        end
+      end
+
+      while #rooms > MOST do -- join the two neighbours whose ratio is closest to 1
+        local best, least = 7, rooms[8] / rooms[5]
+        for i = 10, #rooms, 3 do
+          local ratio = rooms[i + 1] / rooms[i - 2]
+          if ratio < least * CLOSE
+            and (ratio * CLOSE < least or is_less(rooms[i + 1], rooms[i - 2], rooms[best + 1], rooms[best - 2])) then
+            best, least = i, ratio
+          end
+        end
+        remove(rooms, best)
       end
     end
   elseif count > 3 then

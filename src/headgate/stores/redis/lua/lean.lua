@@ -532,9 +532,10 @@ local function with_hold(stored, room, level, left, base)
   if not rooms then
     return nil
   end
-  headroom().see(rooms, room)
-  rooms, serial = headroom().add(rooms, left, base)
-  return packed('<dd', level, now) .. headroom().text(rooms), serial
+  local list = headroom()
+  list.see(rooms, room)
+  rooms, serial = list.add(rooms, left, base)
+  return packed('<dd', level, now) .. list.text(rooms), serial
 end
 
 -- What becomes of the level of a bucket when a hold ends whose cost changes, and what is stored then (false: the same).
@@ -542,12 +543,14 @@ local function without_hold(stored, level, full, unit, change, serial)
   local rooms, changed = read(stored), change ~= 0
   if not rooms then
     return nil
-  elseif changed then
-    headroom().see(rooms, min(full - level, LARGEST))
-    level = level + (change < 0 and headroom().give_back(rooms, -change, unit, serial) or -change * unit)
   end
-  changed = headroom().leave(rooms, serial) or changed
-  return level, changed and packed('<dd', level, now) .. (level < full and headroom().text(rooms) or '')
+  local list = headroom()
+  if changed then
+    list.see(rooms, min(full - level, LARGEST))
+    level = level + (change < 0 and list.give_back(rooms, -change, unit, serial) or -change * unit)
+  end
+  changed = list.leave(rooms, serial) or changed
+  return level, changed and packed('<dd', level, now) .. (level < full and list.text(rooms) or '')
 end
 
 -- Store a shape, if there is one, and drop a few that are no longer remembered from a long list of holds.
