@@ -18,9 +18,7 @@ H = TypeVar("H", bound="Hold")
 
 
 async def ask(attempt: "HoldAttempt[Any]") -> "Decision":
-    denial = attempt._begin()
-    if denial is None and attempt.offence is not None:
-        denial = attempt.denial_until(await attempt._store.astanding(attempt.offence))
+    denial = await _denial(attempt)
     if denial is not None:
         return denial
     try:
@@ -29,6 +27,13 @@ async def ask(attempt: "HoldAttempt[Any]") -> "Decision":
         if attempt._may_be_unknown():
             await to_its_end(_give_back(attempt))
         raise
+
+
+async def _denial(attempt: "HoldAttempt[Any]") -> "Decision | None":
+    denial = attempt._begin()
+    if denial is None and attempt.offence is not None:
+        denial = attempt.denial_until(await attempt._store.astanding(attempt.offence))
+    return denial
 
 
 async def _give_back(attempt: "HoldAttempt[Any]") -> None:
@@ -47,6 +52,9 @@ async def run(attempt: "HoldAttempt[H]", queues: WaitQueues, key: str, timeout: 
 async def perform(attempt: "HoldAttempt[Any]", verb: Verb) -> "Decision":
     if verb is Verb.CHECK:
         return await ask(attempt)
+    denial = await _denial(attempt)
+    if denial is not None:
+        return denial
     asks, low, _ = attempt._arguments()
     return attempt.peeked(await attempt._store.aapply(verb, asks, low))
 

@@ -69,9 +69,7 @@ class HoldAttempt(Generic[AnyHold]):
         return not self._terms.forced
 
     def ask(self) -> Decision:
-        denial = self._begin()
-        if denial is None and self.offence is not None:
-            denial = self.denial_until(self._store.standing(self.offence))
+        denial = self._denial()
         if denial is not None:
             return denial
         try:
@@ -105,7 +103,8 @@ class HoldAttempt(Generic[AnyHold]):
         """A step of `acquire`."""
         if verb is Verb.CHECK:
             return self.ask()
-        return self.peeked(self._store.apply(verb, self.asks, self._owner.low))
+        denial = self._denial()
+        return self.peeked(self._store.apply(verb, self.asks, self._owner.low)) if denial is None else denial
 
     def peeked(self, decision: Decision) -> Decision:
         self.kept_waiting = bool(decision)
@@ -113,6 +112,13 @@ class HoldAttempt(Generic[AnyHold]):
 
     def aperform(self, verb: Verb) -> Coroutine[Any, Any, Decision]:
         return _hold_async.perform(self, verb)
+
+    def _denial(self) -> Decision | None:
+        """A denial by something other than the limits, for which the store need not be asked."""
+        denial = self._begin()
+        if denial is None and self.offence is not None:
+            denial = self.denial_until(self._store.standing(self.offence))
+        return denial
 
     def _begin(self) -> Decision | None:
         """Called before the store is asked. A decision is that of something other than the limits."""

@@ -16,6 +16,8 @@ ACCOUNTS: dict[str, Any] = {
         "session": {"slots": "1 in flight"},
     }
 }
+LINE = "-/-/planner\n\t\t"
+"""The line of the planner without a session."""
 LATER = 0.25  # seconds until a hold that waits looks again
 
 
@@ -169,6 +171,42 @@ async def test_f1_a_hold_that_only_others_keep_waiting_is_no_violation() -> None
     await asyncio.wait((large,))
 
 
+def in_line(gate: Gate, thread: bool, costs: dict[str, int], **options: Any) -> asyncio.Future[AccountHold]:
+    """A hold of the planner that a task waits for, or a thread."""
+    return asyncio.ensure_future(
+        asyncio.to_thread(gate.hold, "planner", costs, **options) if thread else gate.ahold("planner", costs, **options)
+    )
+
+
+@pytest.mark.parametrize("thread", [False, True], ids=["task", "thread"])
+@pytest.mark.parametrize("blocked", [False, True], ids=["enforced wait", "block"])
+async def test_f1_a_hold_whose_turn_never_comes_is_told_of_an_enforced_wait_or_a_block(
+    blocked: bool, thread: bool
+) -> None:
+    """Of what denies it on its own turn: it isn't the others that keep it waiting."""
+    clock = ManualClock(1000)
+    policy = Policy(
+        backoff={"enforce": True, "steps": [60]}, accounts={"default": {"agent": {"tokens": "60/minute"}}}
+    )
+    gate = Gate(policy, store=MemoryStore(clock=clock))
+    gate.hold("planner", {"tokens": 30})
+    if not blocked:
+        assert not gate.hold("planner", {"tokens": 60})
+    first = in_line(gate, thread, {"tokens": 60}, timeout=120)
+    await until(lambda: gate._hold_queues.length(LINE) == 1, "the first")
+    second = in_line(gate, thread, {"tokens": 1}, timeout=0.1)
+    await until(lambda: gate._hold_queues.length(LINE) == 2, "the second")
+    if blocked:
+        gate.block("planner")
+    clock.advance(0.1)
+    hold = await asyncio.wait_for(second, 10)
+    gate.block("planner")  # so that the first leaves, too
+    clock.advance(0.25)
+    await asyncio.wait_for(first, 10)
+    assert (hold.state, hold.bound, hold.decision.retry_after) == ("denied", None, None if blocked else 60)
+    assert hold.decision.violation is not None
+
+
 @pytest.mark.parametrize("thread", [False, True], ids=["task", "thread"])
 async def test_f1_an_id_is_held_once_though_its_agent_moves_while_it_waits(thread: bool) -> None:
     accounts = {"default": {"agent": {"slots": "1 in flight", "usd": "10/calendar day"}}}
@@ -177,11 +215,7 @@ async def test_f1_an_id_is_held_once_though_its_agent_moves_while_it_waits(threa
     gate = Gate(policy, store=MemoryStore(clock=clock))
     gate.hold("planner", {})
     options: dict[str, Any] = {"hold_id": "job", "timeout": 30}
-    waiting = asyncio.ensure_future(
-        asyncio.to_thread(gate.hold, "planner", {"usd": 5}, **options)
-        if thread
-        else gate.ahold("planner", {"usd": 5}, **options)
-    )
+    waiting = in_line(gate, thread, {"usd": 5}, **options)
     await until(lambda: gate._hold_queues.queues, "the hold to wait")
     gate.set_account_limit("acme/-/planner", "slots", "2 in flight")
     assert gate.hold("planner", {"usd": 5}, hold_id="job")  # repeated, and granted first
