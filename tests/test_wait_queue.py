@@ -20,7 +20,10 @@ from headgate import (
     per_second,
     wait_queue,
 )
+from headgate.wait_queue import WaitQueues
 from tests.support.event_loop import until
+from tests.support.finalizers import ALLOCATIONS
+from tests.support.finalizers import interrupt as within_finalizers
 from tests.support.interruptions import interrupt
 from tests.support.refusals import refusal
 from tests.support.threads import Waiter
@@ -345,3 +348,65 @@ def test_an_interrupted_acquire_leaves_the_others_in_their_queues() -> None:
         assert limiter.waiting("a") == 1, f"after an interruption at step {step}"
     clock.advance(1)
     assert waiter.result()
+
+
+class Place:
+    """A place in a queue that counts how often it is woken."""
+
+    loop = None
+
+    def __init__(self) -> None:
+        self.woken = 0
+
+    def wake(self) -> None:
+        self.woken += 1
+
+
+def test_a_finalizer_may_leave_a_queue_in_the_middle_of_anything() -> None:
+    """As that of a task does which nobody keeps, wherever the garbage collector finds it."""
+    here, gone = Place(), Place()
+    verbs: dict[str, Callable[[WaitQueues], object]] = {
+        "join": lambda queues: queues.join("new", Place(), ("group",)),
+        "join the same": lambda queues: queues.join("gone", Place(), ("group",)),
+        "leave": lambda queues: queues.leave("here", here),
+        "leave the same": lambda queues: queues.leave("gone", gone),
+        "wake": lambda queues: queues.wake("gone"),
+        "wake the group": lambda queues: queues.wake_group("group"),
+        "look": lambda queues: queues.is_first("here", here, ("group",)),
+    }
+    for name, verb in verbs.items():
+        for allocation in ALLOCATIONS:
+            queues = WaitQueues()
+            queues.join("gone", gone, ("group",))
+            queues.join("here", here, ("group",))
+
+            def finalize(queues: WaitQueues = queues) -> None:
+                queues.leave("gone", gone)
+
+            try:
+                within_finalizers(lambda: verb(queues), finalize, allocation)  # noqa: B023
+            except Exception as error:
+                raise AssertionError(f"{name}, at allocation {allocation}") from error
+            assert [key for key in queues._groups.get("group", ()) if key not in queues.queues] == []
+
+
+def test_the_queues_of_a_group_are_woken_in_turns() -> None:
+    queues, places = WaitQueues(), [Place() for _ in range(9)]
+    for number, place in enumerate(places):
+        queues.join(str(number), place, ("group",))
+    queues.wake_group("group")
+    assert [place.woken for place in places] == [1] * 8 + [0]
+    queues.wake_group("group")
+    assert [place.woken for place in places] == [2] * 7 + [1, 1]
+
+
+def test_a_queue_that_was_served_is_the_last_of_its_group_to_be_woken() -> None:
+    queues, places = WaitQueues(), [Place() for _ in range(9)]
+    served = Place()
+    queues.join("0", served, ("group",))
+    for number, place in enumerate(places):
+        queues.join(str(number), place, ("group",))
+    queues.leave("0", served)
+    assert [place.woken for place in places] == [2] + [0] * 8  # it is the first in its line, and of its loop
+    queues.wake_group("group")
+    assert [place.woken for place in places] == [2] + [1] * 8

@@ -17,9 +17,8 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from itertools import islice
 from math import inf
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from headgate.flow import Flow, adrive, drive, no_event_loop
 from headgate.lifecycle import after_fork, new_lock
@@ -102,8 +101,11 @@ class WaitQueues:
             return
         with self._lock:
             keys = self._groups.get(group, OrderedDict())
-            for key in list(islice(keys, _WOKEN)):
-                if key in keys:  # still: a finalizer in this thread may have dropped it
+            for _ in range(min(_WOKEN, len(keys))):
+                key = _first(keys)
+                if key is None:
+                    break
+                with suppress(KeyError):  # a finalizer in this thread may have dropped it
                     keys.move_to_end(key)
                 self.wake(key)
 
@@ -131,12 +133,13 @@ class WaitQueues:
 
     def _drop_abandoned_queue(self) -> None:
         """Drop the next queue if all of its waiters are gone: perhaps nobody ever comes for its key again."""
-        key = next(iter(self._queues), None)
-        if key is None:
+        key = _first(self._queues)
+        queue = None if key is None else self._queues.get(key)  # a finalizer in this thread may have dropped it
+        if key is None or queue is None:
             return
-        if all(map(_is_abandoned, list(self._queues[key].waiters))):
+        if all(map(_is_abandoned, list(queue.waiters))):
             self._drop(key)
-        else:
+        elif key in self._queues:  # still
             self._queues.move_to_end(key)  # in one step: an interrupted thread must not lose those that wait
 
     def is_first(self, key: str, waiter: Waiter, groups: tuple[str, ...] = ()) -> bool:
@@ -170,13 +173,20 @@ class WaitQueues:
             with suppress(ValueError):  # it never joined, was found to be gone before, or has left
                 queue.waiters.remove(waiter)
             for group in queue.groups:
-                if key in self._groups.get(group, ()):
+                with suppress(KeyError):  # as before
                     self._groups[group].move_to_end(key)  # others come first now
             self.wake(key)
             for other in queue.waiters:
                 if other.loop is waiter.loop:  # which may have to look from now on
                     other.wake()
                     break
+
+
+def _first(keys: OrderedDict[str, Any]) -> str | None:
+    """The first key. Between `iter` and `next` a finalizer in this thread could change them."""
+    for key in keys:
+        return key
+    return None
 
 
 def _is_abandoned(waiter: Waiter) -> bool:
