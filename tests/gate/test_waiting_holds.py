@@ -226,6 +226,47 @@ async def test_f1_an_id_is_held_once_though_its_agent_moves_while_it_waits(threa
     assert [one.id for one in gate.list_holds("globex")] == []
 
 
+@pytest.mark.parametrize("thread", [False, True], ids=["task", "thread"])
+async def test_f1_a_hold_whose_agent_moves_waits_for_its_new_account(thread: bool) -> None:
+    """What comes back there wakes it at once, and nothing of the account before does."""
+    clock = ManualClock(1000)
+    slots = {"slots": "1 in flight"}
+    policy = Policy(
+        accounts={"at": {"acme": slots, "globex": slots}},
+        agents={"planner": {"account": "acme"}, "first": {"account": "acme"}, "second": {"account": "globex"}},
+    )
+    gate = Gate(policy, store=MemoryStore(clock=clock))
+    gate.hold("first", {})
+    second = gate.hold("second", {})
+    waiting = in_line(gate, thread, {}, timeout=10)
+    await until(lambda: "acme" in gate._hold_queues._groups, "the hold to wait")
+    gate.set_agent_account("planner", "globex")
+    clock.advance(LATER)
+    await until(lambda: "globex" in gate._hold_queues._groups, "the hold to wait for the other account")
+    assert list(gate._hold_queues._groups) == ["globex", "globex/-/planner"]
+    await second.asettle()  # the clock stands still: nothing else could wake it
+    assert (await asyncio.wait_for(waiting, 10)).account == "globex/-/planner"
+
+
+@pytest.mark.parametrize("thread", [False, True], ids=["task", "thread"])
+async def test_f1_a_hold_whose_agent_moves_waits_no_longer_than_its_timeout(thread: bool) -> None:
+    clock = ManualClock(1000)
+    policy = Policy(accounts={"default": {"agent": {"slots": "1 in flight"}}}, agents={"planner": {"account": "acme"}})
+    gate = Gate(policy, store=MemoryStore(clock=clock))
+    gate.hold("planner", {})
+    waiting = in_line(gate, thread, {}, timeout=1)
+    await until(lambda: "acme" in gate._hold_queues._groups, "the hold to wait")
+    gate.set_agent_account("planner", "globex")
+    gate.hold("planner", {})  # its slot there
+    clock.advance(LATER)
+    await until(lambda: "globex" in gate._hold_queues._groups, "the hold to wait for the other account")
+    clock.advance(1 - 2 * LATER)
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    clock.advance(LATER)
+    assert not await asyncio.wait_for(waiting, 10)
+
+
 @pytest.mark.parametrize("timeout", ["soon", -5, float("nan"), True, False])
 def test_f1_a_timeout_that_is_none_is_refused_whoever_asks(timeout: Any) -> None:
     line = Line(exempt=["writer"])

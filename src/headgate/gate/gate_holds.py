@@ -46,7 +46,10 @@ _BLOCKED: Final = Decision(Outcome.DENY, BLOCKED, 0, NEVER, 0, -1)
 
 
 class _AgentMoved(Exception):
-    """While a hold waited, its agent moved to another account: it may have been made in the one before."""
+    """While a hold waited, its agent moved to another account. It waits there from now on.
+
+    If its id was given, it may have been made in the account before.
+    """
 
     def __init__(self, request: HoldRequest, left: float | None) -> None:
         """`left`: seconds of its timeout."""
@@ -85,7 +88,7 @@ class GateHolds(GateChanges):
 
         Its lease is 60 seconds, or `accounts.max_lease` if that is less. See `Limiter.hold` for the other arguments.
         """
-        request: HoldRequest = (agent, costs, session, tool, lease, hold_id, keep, max_age)
+        request: HoldRequest = (agent, costs, session, tool, lease, hold_id, keep, max_age, hold_id is None)
         while True:
             attempt = self._hold_templates().attempt(request)
             line = self._line_of(attempt, request, timeout)
@@ -118,7 +121,7 @@ class GateHolds(GateChanges):
         """`hold`, to be awaited, or used in `async with`."""
 
         async def make() -> AccountHold:
-            request: HoldRequest = (agent, costs, session, tool, lease, hold_id, keep, max_age)
+            request: HoldRequest = (agent, costs, session, tool, lease, hold_id, keep, max_age, hold_id is None)
             left = timeout
             while True:
                 attempt = self._hold_templates().attempt(request)
@@ -144,16 +147,16 @@ class GateHolds(GateChanges):
         waits = not is_zero(timeout)
         if not waits and not attempt.template.blocked:
             return ""
-        agent, costs, session, tool, lease, _, keep, max_age = request
+        agent, costs, session, tool, lease, _, keep, max_age, own_id = request
         hold_id, clock = attempt.hold_id.removeprefix(attempt.template.id_start), self._store.clock
-        again = agent, dict(costs), session, tool, lease, hold_id, keep, max_age
+        again = agent, dict(costs), session, tool, lease, hold_id, keep, max_age, own_id
         end = None if timeout is None else clock.now() + microseconds("timeout", timeout)
 
         def look_again() -> Decision | None:
             templates = self._hold_templates()
             if attempt.template.context is not templates.context:
                 other = templates.attempt(again)
-                if other.template.asks.path != attempt.template.asks.path and not attempt.own_id:
+                if other.template.asks.path != attempt.template.asks.path:
                     raise _AgentMoved(again, None if end is None else max(end - clock.now(), 0) / 1_000_000)
                 attempt.replace(other)
             return _BLOCKED if self._lookup.block_of(attempt.template.agent) is not None else None
