@@ -101,6 +101,31 @@ def test_a_mistake_in_the_tiers_is_reported_with_its_path(settings: dict[str, An
     assert caught.value.mistakes == (mistake,)
 
 
+@pytest.mark.parametrize(
+    ("settings", "setting"),
+    [
+        ({"limits": {"ws": {"bulk": "1/s"}}}, 'tiers = ["bulk"]'),
+        ({"tiers": ["huge"], "limits": {"huge": "1/s", "bulk": "1/s"}}, 'tiers = ["huge", "bulk"]'),
+        ({"limits": {"shadow": "1/s"}}, None),
+        ({"limits": {"session": "1/s"}}, None),
+        ({"limits": {"ws": {"http": "1/s"}}}, None),
+        ({"limits": {"größe": "1/s"}}, None),
+        ({"limits": {"b" * 80: "1/s"}}, None),
+        ({"limits": {"bulk": {"x": "1/s"}}}, None),
+        ({"agents": {"a": {"tokens": "1/s"}}}, None),
+        ({"agents": {"a": {"ws": {"tokens": "1/s"}}}}, None),
+        ({"tiers": [f"tier_{i}" for i in range(16)],
+          "limits": {"bulk": "1/s", **{f"tier_{i}": "1/s" for i in range(16)}}}, None),
+    ],
+)  # fmt: skip
+def test_an_unknown_tier_leads_to_the_setting_that_adds_it(settings: dict[str, Any], setting: str | None) -> None:
+    """To all of the setting, and only if it would be accepted."""
+    with pytest.raises(PolicyError) as caught:
+        Policy(**settings)
+    (mistake,) = caught.value.mistakes
+    assert mistake.partition("(or add it: ")[2] == ("" if setting is None else f"{setting})")
+
+
 def test_the_number_of_tiers_is_bounded() -> None:
     names = [f"tier_{i}" for i in range(16)]
     assert Policy(tiers=names, limits=dict.fromkeys(names, "1/s")).tiers[3:] == tuple(names)

@@ -16,7 +16,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from os import PathLike, fspath
 from typing import Any, Final, TypeAlias, TypeGuard, TypeVar
 
-from headgate.errors import HeadgateError, refuse
+from headgate.errors import HeadgateError, InvalidInput, refuse
 from headgate.gate.account_settings import account_settings, read_accounts
 from headgate.gate.accounts import Accounts
 from headgate.gate.settings_reader import SettingsReader
@@ -360,19 +360,29 @@ class _Reader(SettingsReader):
     def _limits(self, path: str, given: Mapping[str, Any]) -> dict[ChannelTier, Limit]:
         """Limits by tier, for every channel, and by tier below a channel, for that one."""
         channels, tiers = self._channels, self._tiers
-        known = [*tiers, *channels, *(_OF_AGENTS if path.startswith("agents.") else ())]
-        self.check_keys(path, given, known, adds="tiers")
+        of_agent = path.startswith("agents.")  # where a name is hardly meant as that of a new tier
+        to_add = _nothing if of_agent else self._setting_of_tier
+        self.check_keys(path, given, [*tiers, *channels, *(_OF_AGENTS if of_agent else ())], to_add)
         limits: dict[ChannelTier, Limit] = {}
         for tier in tiers:
             if (limit := self.value(f"{path}.{tier}", given, None, _limit)) is not None:
                 limits |= {(channel, tier): limit for channel in channels}
         for channel in channels:
             table = self.table(channel, given, f"{path}.{channel}")
-            self.check_keys(f"{path}.{channel}", table, tiers, adds="tiers")
+            self.check_keys(f"{path}.{channel}", table, tiers, to_add)
             for tier in tiers:
                 if (limit := self.value(f"{path}.{channel}.{tier}", table, None, _limit)) is not None:
                     limits[channel, tier] = limit
         return limits
+
+    def _setting_of_tier(self, name: str) -> str:
+        """The setting that adds a tier of this name; "" if none may be called so, or there are too many."""
+        own = self._tiers[len(BUILT_IN_TIERS) :]
+        try:
+            _own_tier(self._channels, name)
+        except InvalidInput:
+            return ""
+        return f"tiers = {toml_value([*own, name])}" if len(own) < _MAX_OWN_TIERS else ""
 
     def _overrides(self, agents: Mapping[str, Any]) -> Iterator[tuple[str, dict[ChannelTier, Limit]]]:
         for agent in agents:
@@ -435,6 +445,10 @@ _timeout: Final = partial(duration, "", most=MAX_TIMEOUT)
 
 def _fraction(value: object) -> float:
     return permille("", value) / 1000
+
+
+def _nothing(_: str) -> str:
+    return ""
 
 
 def _bool(value: object) -> bool:

@@ -57,12 +57,14 @@ class SettingsReader:
         self.add_mistake(path or key, "a table", table)
         return {}
 
-    def check_keys(self, path: str, table: Mapping[str, Any], known: Sequence[str], adds: str = "") -> None:
-        """Refuse unknown keys. `adds` is the setting that lists more of them, if there is one."""
+    def check_keys(
+        self, path: str, table: Mapping[str, Any], known: Sequence[str], to_add: Callable[[str], str] = lambda _: ""
+    ) -> None:
+        """Refuse unknown keys. `to_add` is the setting that adds one, "" if none does."""
         for key in table:
             if key not in known:
-                own = adds and key.isidentifier() and not isinstance(table[key], Mapping)
-                self.mistakes.append(unknown_key(path, key, known, f'or add it: {adds} = ["{key}"]' if own else ""))
+                setting = "" if isinstance(table[key], Mapping) else to_add(key)
+                self.mistakes.append(unknown_key(path, key, known, setting and f"or add it: {setting}"))
 
 
 def unknown_key(path: str, key: str, known: Sequence[str], otherwise: str = "") -> str:
