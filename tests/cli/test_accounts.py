@@ -97,8 +97,6 @@ def test_f1_a_limit_for_a_tool_is_set_and_taken_back(gate: Gate, headgate: Comma
 
 
 def test_f1_an_agent_is_shown_and_limited_by_its_path(gate: Gate, headgate: Command) -> None:
-    err = headgate("accounts", "set", "acme/search", "usd=200/month").err
-    assert err.startswith("note: usd is a rate, which refills all the time and raises no alert; a budget has the word")
     code, out, err = headgate("accounts", "set", "acme/search/planner", "usd=3 in all")
     assert (code, err) == (0, "note: no agent named planner is registered\n")
     assert out.splitlines()[1].startswith("acme/search/planner  -     usd       3 usd in all")
@@ -117,6 +115,8 @@ def test_f1_an_agent_is_shown_and_limited_by_its_path(gate: Gate, headgate: Comm
         (["accounts", "set", "acme", "usd="], 2, "expected a resource and a limit"),
         (["accounts", "set", "acme", "usd=1 in all", "usd=2 in all"], 2, "expected each resource once, got usd usd"),
         (["accounts", "set", "acme", "usd=soon"], 1, "usd: "),
+        (["accounts", "set", "acme", "usd=9/month"], 1, "usd: expected a budget, such as '9/calendar month' (a rate, "),
+        (["plans", "set", "pro", "usd=9/day"], 1, "is written '9 per 24 hours'), got '9/day'"),
         (["accounts", "set", "a/b/c/d", "usd=1 in all"], 1, "account: expected the path of an account"),
         (["accounts", "unset", "acme", "--tool", "web"], 2, "--tool: expected the resources of the tool"),
         (["accounts", "show", ""], 2, "expected a text without the parts . and .., which lead to another path, got ''"),

@@ -416,20 +416,6 @@ def test_policy_check_says_what_a_file_changes(path: Path, headgate: Command) ->
     assert headgate("policy", "check", str(path)).printed() == f"{path}: no mistakes; changes nothing\n"
 
 
-def test_policy_check_notes_that_a_rate_of_money_is_no_budget(path: Path, headgate: Command) -> None:
-    path.write_text(
-        '[accounts.default.team]\nusd = "10/day; 30/calendar day"\ntokens = "5/day"\ntools.web.eur = "2/hour"\n'
-        '[accounts.plans.pro]\nusd = "500/month"\n'
-    )
-    assert headgate("policy", "check", str(path))[::2] == (
-        0,
-        (
-            "note: accounts.plans.pro.usd is a rate, which refills all the time and raises no alert; "
-            "a budget has the word calendar, such as '500/calendar month'\n"
-        ),
-    )
-
-
 @pytest.mark.parametrize(
     ("levels", "note"),
     [

@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 
-from headgate import Gate, HeadgateError, InvalidInput, MemoryStore, Policy, PolicyError
+from headgate import Gate, HeadgateError, InvalidInput, MemoryStore, Policy, PolicyError, per_day
 from headgate.gate.accounts import Bound, join_path, split_path
 from headgate.gate.change_log import condense
 from headgate.gate.effective import effective
+from headgate.limits.decision import Limit
+from headgate.limits.token_bucket import per_period
+from headgate.stores.base import Edit
 
 pytestmark = pytest.mark.once
 
@@ -108,6 +111,15 @@ SOME_SLOTS = "expected slots, such as '5 in flight'"
         ({"usd": "600"}, f"usd: {A_RATE}, got '600'"),
         ({"usd": 600}, f"usd: {A_RATE}, got 600"),
         ({"tools": {"web": {"slots": "5 in flight"}}}, "tools.web.slots: expected one of"),
+        (
+            {"usd": "10/month"},
+            (
+                "usd: expected a budget, such as '10/calendar month' (a rate, which refills all the time, is written "
+                "'10 per 30 days'), got '10/month'"
+            ),
+        ),
+        ({"eur": ["1/minute", "2.5 per d"]}, "eur: expected a budget, such as '2.5/calendar day' (a rate, which"),
+        ({"tools": {"web": {"usd": per_day(4)}}}, "tools.web.usd: expected a budget, such as '4/calendar day'"),
     ],
 )
 def test_f1_mistakes_in_limits_of_accounts_are_told_by_their_paths(limits: dict[str, Any], mistake: str) -> None:
@@ -319,6 +331,54 @@ def test_f1_a_change_that_makes_no_sense_is_refused(call: Any, text: str) -> Non
     assert str(error.value).startswith(text), error.value
     assert isinstance(error.value, HeadgateError)
     assert gate.history() == []
+
+
+@pytest.mark.parametrize(
+    "like_a_budget", ["10/month", "10 / year", "3/minute; 70/weeks", "1/d", per_period(7, 86400, None)]
+)
+def test_f1_a_budget_of_money_is_not_lost_to_a_rate_that_looks_like_one(like_a_budget: Limit | str) -> None:
+    gate = Gate(Policy(accounts={"at": {"acme": {"usd": "10/calendar month"}}}, agents={"bot": {"account": "acme"}}))
+    gate.hold("bot", {"usd": 10}).settle()
+    with pytest.raises(InvalidInput, match="expected a budget, such as"):
+        gate.set_account_limit("acme", "usd", like_a_budget)
+    with pytest.raises(InvalidInput, match="expected a budget, such as"):
+        gate.set_level_limit("org", "usd", like_a_budget)
+    assert not gate.hold("bot", {"usd": 1})
+    assert gate.history() == []
+
+
+@pytest.mark.parametrize(
+    ("resource", "limit", "written"),
+    [
+        ("usd", "10 per 30 days", "10 per 30 days"),
+        ("usd", "10.5 per 24 hours", "10.5 per 24 hours"),
+        ("usd", "10/day burst 3", "10/day burst 3"),
+        ("usd", "10/hour", "10/hour"),
+        ("usd", "20/calendar month; 1/day", "20 usd/calendar month; 1 per 24 hours"),
+        ("tokens", "10/day", "10/day"),
+    ],
+)
+def test_f1_a_rate_of_money_that_is_meant_can_be_set_again_as_it_is_shown(
+    resource: str, limit: str, written: str
+) -> None:
+    gate = Gate(Policy(agents={"bot": {"account": "acme"}}))
+    gate.set_account_limit("acme", resource, limit)
+    assert gate.effective.accounts.limits_of("acme")[resource, ""].text == written
+    shown = [one.limit for one in gate.account("acme").limits]
+    assert sorted(shown) == sorted(written.split("; "))
+    gate.set_account_limit("acme", resource, written)
+    assert gate.hold("bot", {resource: 20 if ";" in limit else 5}).bound is not None
+    values = {one.path: one.value for one in gate.values()}
+    assert values[f"accounts.at.acme.{resource}"] == f'"{written}"'
+    assert Policy(accounts={"at": {"acme": {resource: written}}}).accounts.limits_of("acme") == (
+        gate.effective.accounts.limits_of("acme")
+    )
+
+
+def test_f1_a_rate_of_money_that_was_set_before_it_was_refused_stays_in_effect() -> None:
+    edits = [Edit("account_limit", "acme", tier="usd", value="10/month")]
+    found = effective(Policy(), edits).accounts.limits_of("acme")
+    assert found["usd", ""].text == "10 per 30 days"
 
 
 def test_f1_a_bound_reads_well() -> None:

@@ -186,6 +186,7 @@ BAD_BODIES: list[tuple[Any, str]] = [
     ({"euros": "1/minute"}, "resource: expected one of requests, "),
     ({"usd@web": "1/minute"}, "resource: expected one of requests, "),
     ({"usd": "soon"}, "usd: "),
+    ({"usd": "9/month"}, "usd: expected a budget, such as '9/calendar month' (a rate, which refills all the time, is "),
     ({"usd": 5}, "usd: expected a limit such as '500/calendar month', a list of 1 to 10, or null, got 5"),
     ({"usd": []}, "usd: expected a limit such as"),
     ({"usd": "9" * 201}, "usd: expected at most 200 characters"),

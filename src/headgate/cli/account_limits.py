@@ -1,7 +1,6 @@
 """Limits of accounts: as arguments, such as usd='500/calendar month', and as rows of a table."""
 
 import argparse
-import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
@@ -9,7 +8,7 @@ from typing import Any, Final
 from headgate.cli.answers import number, shown
 from headgate.cli.hub_commands import Rows
 from headgate.cli.parser import UsageError
-from headgate.cli.terminal import Cell, Column, print_error, usage_cell
+from headgate.cli.terminal import Cell, Column, usage_cell
 from headgate.limits.units import amount_text
 
 COLUMNS: Final = (
@@ -17,8 +16,6 @@ COLUMNS: Final = (
     Column("held", right=True), Column("left", right=True), Column("used", right=True), Column("resets", right=True),
 )  # fmt: skip
 
-_MONEY: Final = ("usd", "eur")
-_LONG_RATE: Final = re.compile(r"(/|per \d+ )(day|week|month|year)")
 _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -50,19 +47,7 @@ def given_limits(options: argparse.Namespace) -> dict[str, Any]:
     if len(limits) < len(options.limits):
         names = " ".join([one[0] for one in options.limits])
         raise UsageError(f"RESOURCE=LIMIT: expected each resource once, got {names}")
-    for resource, limit in limits.items():
-        note_rate_of_money(resource, resource, limit)
     return _of_tool(limits, options.tool)
-
-
-def note_rate_of_money(name: str, resource: str, limit: str) -> None:
-    """Print a note if a limit of dollars or euros was perhaps meant to be a budget."""
-    budget = "calendar" in limit or "in all" in limit
-    if resource in _MONEY and not budget and _LONG_RATE.search(limit):
-        print_error(
-            f"note: {name} is a rate, which refills all the time and raises no alert; "
-            "a budget has the word calendar, such as '500/calendar month'"
-        )
 
 
 def removed_limits(options: argparse.Namespace) -> dict[str, Any]:

@@ -69,8 +69,9 @@ def _add_changes(verbs: Commands) -> None:
         "set",
         _set,
         "limit an account",
-        "Limit resources of an account or an agent, from the next hold on. What is spent and held stays, and resources "
-        "that aren't named keep their limits. Limits are written as in the policy; all of them are one change.",
+        "Limit resources of an account or an agent, from the next hold on. A changed budget keeps what is spent and "
+        "held, a changed rate begins full, and resources that aren't named keep their limits. Limits are written as in "
+        "the policy; all of them are one change.",
         "headgate accounts set acme usd='500/calendar month' slots='20 in flight'",
         "headgate accounts set acme/search requests=100/minute --tool web",
         json=True,

@@ -4,9 +4,8 @@ import argparse
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from headgate.cli.account_limits import note_rate_of_money
 from headgate.cli.answers import local_time, shown
 from headgate.cli.hub_commands import Rows
 from headgate.cli.hub_options import add_hub_options, hub_from
@@ -18,7 +17,6 @@ from headgate.gate.toml_text import toml_key, toml_value
 from headgate.hub.settings import HubSettings
 
 _CHANGE = ("path", "value", "default")
-_ACCOUNT_LIMIT: Final = re.compile(r"accounts\.(default|plans|at)\..*", re.DOTALL)
 
 
 def add(commands: Commands) -> None:
@@ -60,9 +58,6 @@ def _check(options: argparse.Namespace) -> int:
     print(f"{printable(options.file)}: no mistakes; {'changes:' if changed else 'changes nothing'}")
     for path, value, default in changed:
         print(f"  {path} = {value}" + (f"  (default: {default})" if default else ""))
-    for path, value, _ in changed:
-        if _ACCOUNT_LIMIT.fullmatch(path):
-            note_rate_of_money(path, path.rpartition(".")[2], value)
     _note_own_levels(policy)
     _note_misspelt_accounts(policy)
     return 0

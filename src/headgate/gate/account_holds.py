@@ -87,7 +87,7 @@ class AccountHoldOwner:
         if decision.bound is not None:
             row = asks.rows[decision.bound]
             bound = asks.bound_of(row, self.session)
-            what = f"{limit_text(row.limit, asks.resources[row.resource][1])} ({bound})"
+            what = f"{limit_text(bound.resource, row.limit, asks.resources[row.resource][1])} ({bound})"
         rate, retry_ms = rate_of(decision.limit), decision.retry_ms
         return RateLimited(self.template.agent, rate, what, retry_ms, degraded=decision.degraded, bound=bound)
 

@@ -86,7 +86,7 @@ def limit_status(
         level=level,
         resource=bound.resource,
         tool=bound.tool,
-        limit=limit_text(limit, decimals),
+        limit=limit_text(bound.resource, limit, decimals),
         amount=amount,
         spent=max(used - reserved, Decimal(0)),
         held=reserved,

@@ -6,6 +6,7 @@ everything below it, or for one tool. A limit comes from the account itself, els
 of its level.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -106,21 +107,40 @@ _EXPECTED: Final = (
     "a rate, such as '100/minute', or a budget, such as '500/calendar month', '500/calendar day in Europe/Berlin' or "
     "'2 in all'"
 )
+_MONEY: Final = ("usd", "eur")
+_PERIODS: Final = {
+    "d": ("day", "24 hours"),
+    "w": ("week", "7 days"),
+    "m": ("month", "30 days"),
+    "y": ("year", "365 days"),
+}
+"""By their first letters: as a budget and as a rate of money name them."""
+_LIKE_BUDGET: Final = re.compile(
+    r"(?P<amount>[\d.]+)\s*(?:/|per\b)\s*(?P<period>d(?:ay)?|w(?:k|eek)?|month|year)s?", re.ASCII | re.IGNORECASE
+)
 
 
 def parse_account_limit(
-    where: str, resource: str, given: object, units: Mapping[str, int], zone: str, unnamed: str = ""
+    where: str,
+    resource: str,
+    given: object,
+    units: Mapping[str, int],
+    zone: str,
+    unnamed: str = "",
+    *,
+    recorded: bool = False,
 ) -> AccountLimit:
     """The limit of a resource. A budget may leave out its unit, which is the resource, and its time zone.
 
-    `zone` is that of the accounts; a budget that names none is in `unnamed`, or else in this.
+    `zone` is that of the accounts; a budget that names none is in `unnamed`, or else in this. What was `recorded` is
+    read as it was then.
     """
     decimals = units[resource]
     unit = resource if resource in BUILT_IN else f"{resource}:{decimals}"
     expected = _EXPECTED_SLOTS if resource == SLOTS else _EXPECTED
     if not isinstance(given, str | Limit | Iterable):
         refuse(where, expected, given)
-    limits = [given] if isinstance(given, str | Limit) else given
+    limits = [given] if isinstance(given, str | Limit) else list(given)
     try:
         parts = [part for one in limits for part in _parts(where, one, unit, expected, unnamed or zone)]
         if parts == [UNLIMITED]:
@@ -131,17 +151,35 @@ def parse_account_limit(
         raise InvalidInput(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
     if len({part.identity for part in counted}) < len(counted):
         refuse(where, "each budget once: what is spent belongs to all amounts", given)
-    return AccountLimit("; ".join([_written(part, zone) for part in checked]), counted)
+    if resource in _MONEY and not recorded and not any([isinstance(part, Budget) for part in counted]):
+        _refuse_like_budget(where, limits)
+    return AccountLimit("; ".join([_written(resource, part, zone) for part in checked]), counted)
+
+
+def _refuse_like_budget(where: str, limits: Iterable[object]) -> None:
+    """Refuse a rate of money that is written nearly like a budget: it would start full, whatever is spent."""
+    for part in [part for one in limits for part in re.split(r"[;,|]", str(one))]:
+        rate = _LIKE_BUDGET.fullmatch(part.strip())
+        if rate is not None:
+            amount, (period, span) = rate["amount"], _PERIODS[rate["period"][0].lower()]
+            otherwise = f"a rate, which refills all the time, is written '{amount} per {span}'"
+            refuse(where, f"a budget, such as '{amount}/calendar {period}' ({otherwise})", part.strip())
 
 
 def _parts(where: str, given: object, unit: str, expected: str, zone: str) -> Sequence[Limit]:
     return parse_each(given, unit, expected, zone) if isinstance(given, str) else limit_of(where, given).parts
 
 
-def _written(limit: Limit, zone: str) -> str:
+def _written(resource: str, limit: Limit, zone: str) -> str:
     """A part of a limit as a text that means the same where `zone` is that of the accounts."""
     in_utc = isinstance(limit, Budget) and limit.period is not None and limit.zone == "UTC"
-    return f"{limit} in UTC" if in_utc and zone != "UTC" else str(limit)
+    return f"{limit} in UTC" if in_utc and zone != "UTC" else _spelt(resource, limit)
+
+
+def _spelt(resource: str, limit: Limit) -> str:
+    """A limit as a text. A rate of money can't be taken for a budget."""
+    rate = _LIKE_BUDGET.fullmatch(str(limit)) if resource in _MONEY else None
+    return str(limit) if rate is None else f"{rate['amount']} per {_PERIODS[rate['period'][0]][1]}"
 
 
 def _checked(where: str, resource: str, unit: str, limit: Limit) -> Limit:
@@ -166,11 +204,11 @@ def _scaled(limit: Limit, decimals: int) -> Limit:
     return limit
 
 
-def limit_text(limit: Limit, decimals: int) -> str:
+def limit_text(resource: str, limit: Limit, decimals: int) -> str:
     """A limit as an operator writes it, from one that is counted in smallest units."""
     if decimals and isinstance(limit, TokenBucket):
         capacity, refill, per = limit.fields()
-        return str(TokenBucket(capacity // 10**decimals, refill / 10**decimals, per))
+        return _spelt(resource, TokenBucket(capacity // 10**decimals, refill / 10**decimals, per))
     if decimals and isinstance(limit, SlidingWindow):
         return str(SlidingWindow(limit.capacity // 10**decimals, limit.window))
     return str(limit)

@@ -225,7 +225,8 @@ def _with_account_edit(before: Accounts, policy: Accounts, edit: Edit) -> Accoun
             plan = policy.rules_of(subject).plan if edit.value is None else edit.value
             return before.with_plan(subject, plan)
         units, zone = before.units, before.zone
-        limit = None if edit.value is None else parse_account_limit("limit", key[0], edit.value, units, zone)
+        value = edit.value
+        limit = None if value is None else parse_account_limit("limit", key[0], value, units, zone, recorded=True)
         if edit.kind == "level_limit" and subject in before.levels:
             filed = policy.defaults.get(subject, {}).get(key)
             return before.with_default(subject, key, limit or filed)
