@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 from hypothesis import HealthCheck, settings
 
-from headgate import Gate, ManualClock, MemoryStore, Policy
+from headgate import Gate, ManualClock, MemoryStore, Policy, workers
 from tests.support.redis_store import Unshared
 from tests.support.valkey import PATIENCE, Server
 from tests.support.verbs import Verbs
@@ -40,6 +40,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     runner: Any = pyfuncitem.funcargs["runner"]
     runner.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in arguments}))
     return True
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _tests_are_no_workers() -> Iterator[None]:
+    """Processes that test at the same time count for themselves, and that is no news."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "has_siblings", lambda: False)
+        yield
 
 
 @pytest.fixture(autouse=True)

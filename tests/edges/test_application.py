@@ -13,9 +13,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from flask import Flask
 from starlette.applications import Starlette
 
-from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy, RedisStore
-from headgate.edges import application
-from headgate.edges.application import has_siblings
+from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy, RedisStore, workers
 from headgate.edges.asgi import RateLimitMiddleware
 from headgate.edges.decorator import rate_limited
 from headgate.edges.fastapi import RateLimit
@@ -387,9 +385,9 @@ def test_nested_middleware_tells_of_the_tightest_limit_once() -> None:
 
 @pytest.fixture
 def new_process() -> Iterator[None]:
-    application.warn_of_workers.cache_clear()
+    workers.warn_of_workers.cache_clear()
     yield
-    application.warn_of_workers.cache_clear()
+    workers.warn_of_workers.cache_clear()
 
 
 @pytest.mark.usefixtures("new_process")
@@ -397,7 +395,7 @@ def new_process() -> Iterator[None]:
 def test_one_of_several_workers_says_once_that_each_counts_for_itself(
     siblings: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(application, "has_siblings", lambda: siblings)
+    monkeypatch.setattr(workers, "has_siblings", lambda: siblings)
     with served(shop({"limiter": "5/minute"})) as client, served(shop({"limiter": "5/minute"})) as other:
         assert passed(client, "/login") == passed(other, "/login") == 3
     assert caplog.text.count("one of several workers, and each counts for itself") == siblings
@@ -410,12 +408,13 @@ def test_one_of_several_workers_says_once_that_each_counts_for_itself(
         lambda: RateLimitMiddleware(hello, "5/minute", store="memory://"),
         lambda: RateLimitMiddleware(hello, Limiter("5/minute", store="memory://")),
         lambda: shop({"limiter": "unlimited", "store": "memory://"}),  # its dependencies count
+        lambda: RateLimitMiddleware(hello, gate=Gate()),
     ],
 )
 def test_the_url_of_memory_is_warned_of_like_no_store(
     app: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(application, "has_siblings", lambda: True)
+    monkeypatch.setattr(workers, "has_siblings", lambda: True)
     with served(app()) as client:
         client.get("/login")
     assert "each counts for itself" in caplog.text
@@ -425,7 +424,7 @@ def test_the_url_of_memory_is_warned_of_like_no_store(
 def test_the_url_of_memory_is_warned_of_in_wsgi(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(application, "has_siblings", lambda: True)
+    monkeypatch.setattr(workers, "has_siblings", lambda: True)
     flask = Flask("shop")
     flask.wsgi_app = WsgiMiddleware(flask.wsgi_app, "5/minute", store="memory://")  # type: ignore[method-assign]
     assert flask.test_client().get("/").status_code == 404
@@ -436,11 +435,13 @@ def test_the_url_of_memory_is_warned_of_in_wsgi(
 def test_a_store_that_was_chosen_is_not_warned_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(application, "has_siblings", lambda: True)
+    monkeypatch.setattr(workers, "has_siblings", lambda: True)
     limiter = Limiter("5/minute", store=MemoryStore())
     with served(shop({"limiter": "5/minute", "store": MemoryStore()})) as client:
         client.get("/login")
     with served(RateLimitMiddleware(hello, limiter)) as client:
+        client.get("/")
+    with served(RateLimitMiddleware(hello, gate=Gate(store=MemoryStore()))) as client:
         client.get("/")
     with served(RateLimitMiddleware(hello, "unlimited", routes={"/free": "unlimited"})) as client:
         client.get("/")  # nothing is counted
@@ -448,6 +449,20 @@ def test_a_store_that_was_chosen_is_not_warned_of(
     with served(RateLimitMiddleware(hello, "unlimited", routes={"/dear": "5/minute"})) as client:
         client.get("/")
     assert "each counts for itself" in caplog.text
+
+
+@pytest.mark.usefixtures("new_process")
+@pytest.mark.parametrize(("store", "warned"), [(None, 1), ("memory://", 1), (MemoryStore(), 0)])
+def test_f1_a_gate_in_memory_is_warned_of_workers_at_its_first_hold(
+    store: MemoryStore | str | None, warned: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workers, "has_siblings", lambda: True)
+    gate = Gate(Policy(accounts={"default": {"agent": {"usd": "5 in all"}}}), store=store)
+    assert caplog.text == "", "a server starts its workers later"
+    for _ in range(2):
+        assert gate.hold("planner", {"usd": 1})
+    assert caplog.text.count("each counts for itself") == warned
+    assert caplog.text.count("to RateLimitMiddleware or Gate") == warned
 
 
 @pytest.mark.long
@@ -474,7 +489,7 @@ def test_the_workers_of_a_server_say_that_each_counts_for_itself(
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="the system doesn't tell of other processes")
 def test_processes_that_run_the_same_command_are_siblings() -> None:
-    code = "from headgate.edges.application import has_siblings; print(input() and has_siblings(), flush=True)"
+    code = "from headgate.workers import has_siblings; print(input() and has_siblings(), flush=True)"
     command = [sys.executable, "-c", code]
     alone = subprocess.run([*command, "alone"], input="go\n", capture_output=True, text=True, check=True)
     assert alone.stdout == "False\n"
@@ -490,4 +505,4 @@ def test_processes_that_run_the_same_command_are_siblings() -> None:
     for one in two:
         one.communicate("go\n")
     assert found == ["True\n"]
-    assert isinstance(has_siblings(), bool)
+    assert isinstance(workers.has_siblings(), bool)

@@ -3,14 +3,8 @@
 The middleware hands these on to the dependencies inside, in the ASGI scope or the WSGI environ.
 """
 
-import logging
-import os
-import re
 from collections.abc import Mapping, MutableMapping
-from contextlib import suppress
-from functools import cache
 from math import inf
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -21,14 +15,11 @@ from headgate.flow import Flow
 from headgate.limits.decision import Decision
 from headgate.stores.base import Store
 
-_log = logging.getLogger("headgate")
-
 SCOPE_KEY: Final = "headgate.limits"
 """Where the limits of a request are found, in an ASGI scope or a WSGI environ."""
 _INHERITED: Final = ("key", "exempt", "headers", "proxies", "body")
 """The options that apply to the dependencies inside, too."""
 _STARTS: Final = ("http.response.start", "websocket.accept", "websocket.http.response.start")
-_MOST_SIBLINGS: Final = 64  # processes that are looked at
 
 HeaderList: TypeAlias = list[tuple[bytes, bytes]]
 Counted: TypeAlias = dict[object, tuple[ExactCost, Decision, RequestHold | None]]
@@ -114,33 +105,3 @@ def join_limits(scope: MutableMapping[str, Any], settings: ApplicationSettings) 
         return limits, True
     limits.settings = settings.nested_in(limits.settings)
     return limits, False
-
-
-@cache
-def warn_of_workers() -> None:
-    """Look once in a process whether others count beside it."""
-    if has_siblings():
-        _log.warning(
-            "this process is one of several workers, and each counts for itself: together they let more pass than the"
-            " limit. To count as one, pass store='redis://…' to RateLimitMiddleware"
-        )
-
-
-def has_siblings() -> bool:
-    """Whether this process is one of several workers: its parent has more children that run the same command.
-
-    False if /proc is unavailable.
-    """
-    own, found = os.getpid(), []
-    with suppress(OSError):
-        for thread in Path(f"/proc/{os.getppid()}/task").iterdir():
-            found += [int(child) for child in (thread / "children").read_text().split()]
-    return any(pid != own and _command(pid) == _command(own) for pid in found[:_MOST_SIBLINGS])
-
-
-def _command(pid: int) -> bytes:
-    """The command line of a process, without the numbers that differ between workers."""
-    try:
-        return re.sub(rb"\d+", b"", Path(f"/proc/{pid}/cmdline").read_bytes())
-    except OSError:  # it has ended
-        return str(pid).encode()

@@ -7,7 +7,7 @@ It is written once, as generators. They yield what may have to be awaited: decis
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias, TypedDict, TypeVar
 
-from headgate.edges.application import ApplicationSettings, Counted, HeaderList, warn_of_workers
+from headgate.edges.application import ApplicationSettings, Counted, HeaderList
 from headgate.edges.callables import is_async, is_generator
 from headgate.edges.costs import CostGiven, ExactCost, most_decimals, read_cost
 from headgate.edges.counters import (
@@ -40,6 +40,7 @@ from headgate.limits.fixed import UNLIMITED
 from headgate.limits.notation import LimitLike, limit_of
 from headgate.stores.base import Store
 from headgate.stores.memory import in_process
+from headgate.workers import warn_of_workers
 
 T = TypeVar("T")
 RequestFunction: TypeAlias = Callable[[HttpRequest], T | Awaitable[T]]
@@ -169,9 +170,8 @@ class Guard:
         """That of all requests but the first and preflights, or a function that finds it; None if some have none."""
         self._always: _Found | None = None  # where these requests count, if that is the same for all
         self._new = True
-        self._private: Final = private or (
-            limiter.private if isinstance(limiter, Limiter) else gate is None and store is None
-        )
+        own = limiter if gate is None else gate
+        self._private: Final = private or (own.private if isinstance(own, Limiter | Gate) else store is None)
         self._gate: Final = gate
         self._counts = False  # whether anything is limited at all
         self.counts_slots = False
@@ -195,7 +195,7 @@ class Guard:
             refuse(self._where, "a limiter or a gate, not both", limiter)
         if "http" not in gate.policy.channels:
             refuse(f"{self._where} gate", "a policy with the channel 'http'", gate.policy.channels)
-        self._limiter = Limiter(UNLIMITED, store=gate.store)
+        self._limiter, self._counts = Limiter(UNLIMITED, store=gate.store), True
         self._read_cost(self._cost, 0)
         own = agent_counter(gate, "http", awaits=self._awaits), address_counter(gate, awaits=self._awaits)
         self._default = (*own, self._tier)

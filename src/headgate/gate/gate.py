@@ -21,7 +21,7 @@ from headgate.limits.notation import LimitLike, rate_limit_of
 from headgate.limits.violations import Standing
 from headgate.stores.base import Block, ChangeLog, ObservableStore, Offence, RecordedViolation, Store, Verb
 from headgate.stores.memory import in_process
-from headgate.stores.urls import aclose_store, close_store, open_store
+from headgate.stores.urls import aclose_store, close_store, is_memory, open_store
 
 _log = logging.getLogger("headgate")
 
@@ -57,6 +57,8 @@ class Gate(GateAccounts, Closable):
             "Gate store", store, on_failure=rules.on_failure, timeout=rules.store_timeout, nodes=rules.nodes
         )
         self._owns_store: Final = isinstance(store, str)
+        self.private = store is None or is_memory(store)
+        """Whether it counts in a memory of its own, because no store was given, or memory://."""
         self._sessions: Final = Sessions(opened, lambda: self._lookup, self._session_violated, self._session_asks)
         super().__init__(rules, opened, remember)
         memory = in_process(opened)

@@ -37,6 +37,7 @@ from headgate.stores.holds import (
     shown_costs,
 )
 from headgate.wait_queue import WaitQueues, is_zero
+from headgate.workers import warn_of_workers
 
 Costs: TypeAlias = Mapping[str, Any]
 """Costs by resource: whole numbers, or as many decimals as the unit has."""
@@ -60,6 +61,8 @@ class _AgentMoved(Exception):
 
 class GateHolds(GateChanges):
     """The holds of a gate, and the alerts that they raise."""
+
+    private: bool
 
     def __init__(self, policy: Policy, store: Store, remember: object) -> None:
         self._hold_queues: Final = WaitQueues()
@@ -272,6 +275,8 @@ class GateHolds(GateChanges):
         """What makes holds under the rules in effect."""
         found, lookup = self._templates, self._lookup
         if found is None or found.lookup is not lookup:
+            if found is None and self.private:  # by now a server has started its workers
+                warn_of_workers()
             store, most = self._account_store, lookup.effective.accounts.max_lease
             context = HoldContext(store, lookup.low, self._wake_lines, self._emit_alerts, self._asks_now, most)
             found = HoldTemplates(lookup, context)
