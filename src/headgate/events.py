@@ -108,7 +108,8 @@ class HoldChecked:
 class AccountAlerted:
     """A budget of an account is used up to a share: 0.8; or 1, also if a hold was denied after 0.8: see what is left.
 
-    Each is told once in a period by each gate: again after a restart, and by each process that has reached it.
+    Each is told once in a period by each gate: again after a restart, and by each process that has reached it; again,
+    too, if a hold has found less than 70 % used in between, or the budget was changed.
     """
 
     account: str

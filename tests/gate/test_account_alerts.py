@@ -74,6 +74,27 @@ def test_f1_a_budget_that_was_settled_for_less_is_told_again(clock: ManualClock)
     assert len(told) == 2
 
 
+def test_f1_small_holds_around_80_percent_are_told_once(clock: ManualClock) -> None:
+    gate, told = gate_with(clock, "1/calendar day")
+    for _ in range(200):
+        hold = gate.hold("planner", {"usd": "0.04"})
+        assert hold
+        hold.settle({"usd": "0.0045"})
+    assert [share for _, share, _ in told] == [0.8]
+    assert not gate.hold("planner", {"usd": "0.11"})
+    gate.hold("planner", {"usd": "0.09"}).cancel()
+    assert not gate.hold("planner", {"usd": "0.11"})
+    assert [share for _, share, _ in told] == [0.8, 1.0]
+
+
+@pytest.mark.parametrize(("settled", "times"), [("6.99", 2), ("7", 1)])
+def test_f1_it_is_told_again_once_less_than_70_percent_were_used(settled: str, times: int, clock: ManualClock) -> None:
+    gate, told = gate_with(clock, "10/calendar day")
+    gate.hold("planner", {"usd": "8"}).settle({"usd": settled})
+    spend(gate, "1.01")
+    assert [share for _, share, _ in told] == [0.8] * times
+
+
 @pytest.mark.parametrize("warn_at", [0.1, 0.5, 1])
 def test_f1_80_percent_are_80_percent_whenever_agents_are_warned(clock: ManualClock, warn_at: float) -> None:
     gate, told = gate_with(clock, "10/calendar day", warn_at=warn_at)

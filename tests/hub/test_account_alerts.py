@@ -245,10 +245,10 @@ def test_f1_a_raised_budget_resolves_the_alert_or_makes_it_that_of_80_percent(re
         wait_for(lambda: shown(hub)[0]["share"] == 0.8, "that of 80 percent")
         assert shown(hub)[0]["limit"] == "12 usd/calendar day"
         assert events(receiver) == [(RAISED, "acme/search", 1.0)], "which is no news"
-        hub.hub.gate.set_account_limit("acme/search", "usd", "20/calendar day", by="ada")
+        hub.hub.gate.set_account_limit("acme/search", "usd", "13/calendar day", by="ada")
         wait_for(lambda: len(receiver.heard) == 2, "the end of it")
         assert events(receiver)[1:] == [(RESOLVED, "acme/search", 0.8)]
-        spend(hub, "7")
+        spend(hub, "1")
         settled(hub)
         assert events(receiver)[2:] == [(RAISED, "acme/search", 0.8)], "of the new amount"
 
@@ -273,6 +273,21 @@ def test_f1_holds_that_are_settled_for_less_resolve_an_alert_within_half_a_minut
         hub.clock.advance(30)
         settled(hub)
         assert events(receiver) == [(RAISED, "acme/search", 0.8), (RESOLVED, "acme/search", 0.8)]
+
+
+def test_f1_an_alert_stays_open_until_less_than_70_percent_are_used(receiver: Receiver) -> None:
+    with running(PAYS, webhooks=(receiver.url,)) as hub:
+        holds = [hub.hub.gate.hold("planner", {"usd": "1"}) for _ in range(8)]
+        settled(hub)
+        for left, heard in ((7, 1), (6, 2)):
+            holds.pop().cancel()
+            assert len(holds) == left
+            hub.clock.advance(30)
+            settled(hub)
+            assert len(events(receiver)) == heard
+        hub.hub.gate.hold("planner", {"usd": "2"})
+        settled(hub)
+        assert [event for event, _, _ in events(receiver)] == [RAISED, RESOLVED, RAISED]
 
 
 def test_f1_two_budgets_of_a_resource_have_alerts_of_their_own(receiver: Receiver) -> None:

@@ -21,6 +21,11 @@ def alert_share(left: Decimal, amount: Decimal) -> float:
     return 1.0 if left <= 0 else 0.8
 
 
+def has_recovered(left: Decimal, amount: Decimal) -> bool:
+    """Whether so much less is used that reaching a share again is news: less than 70 %."""
+    return left * 10 > amount * 3
+
+
 class LimitStatus(NamedTuple):
     """One limit of an account, and what is left of it."""
 

@@ -18,7 +18,7 @@ from headgate.gate.account_holds import (
     id_start,
     named_costs,
 )
-from headgate.gate.account_status import alert_share
+from headgate.gate.account_status import alert_share, has_recovered
 from headgate.gate.accounts import NO_ACCOUNT, Bound, is_within, level_of
 from headgate.gate.gate_changes import GateChanges
 from headgate.gate.hold_templates import HoldRequest, HoldTemplates
@@ -232,13 +232,13 @@ class GateHolds(GateChanges):
             return
         for row, decision in hold.limits():
             budget = row.limit
-            if isinstance(budget, Budget) and row.path:
-                share = 0.0 if decision.degraded else _used_share(budget, decision)
+            if isinstance(budget, Budget) and row.path and not decision.degraded:
+                share = _used_share(budget, decision)
                 if not (share or self._alerted) or budget not in self._limits_now(hold, row):
                     continue  # or it was changed since the hold was made
                 if share:
                     self._emit_alert(hold.bound_of(row), budget, share, decision)
-                else:  # it is told again when it is used up once more
+                elif has_recovered(decision.left, budget.amount):  # it is told again when it is used up once more
                     self._alerted.pop((hold.bound_of(row), budget.identity), None)
 
     def _limits_now(self, hold: AccountHold, row: LimitRow) -> tuple[Limit, ...]:

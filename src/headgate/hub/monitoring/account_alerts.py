@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from headgate.errors import HeadgateError, InvalidInput, StoreAway
 from headgate.events import AccountAlerted
 from headgate.gate import Gate
-from headgate.gate.account_status import ALERT_SHARES, AccountStatus, LimitStatus, alert_share
+from headgate.gate.account_status import ALERT_SHARES, AccountStatus, LimitStatus, alert_share, has_recovered
 from headgate.hub.agents.registry import AgentRecord
 from headgate.hub.monitoring.alert_base import BaseAlerts, OpenAlert, StoreOutcome, encoded
 from headgate.hub.timer import Timed, Timer
@@ -289,7 +289,8 @@ class AccountAlerts(BaseAlerts[AccountAlert, _OpenAlert], Timed):
         same = [one for one in limits if _key(one.account, one.resource, one.tool, one.limit) == entry.name]
         used = alert_share(same[0].left, same[0].amount) if same else 0.0
         if not used:
-            await self._resolve(entry)
+            if not same or same[0].limit != alert.limit or has_recovered(same[0].left, same[0].amount):
+                await self._resolve(entry)
         elif same[0].limit != alert.limit:
             if used > alert.share:
                 told = (used, same[0].limit, alert.resets_at, same[0].left)
