@@ -1,7 +1,9 @@
 """The gate: requirements A1 to A13."""
 
+import functools
 import logging
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -329,6 +331,25 @@ def test_a12_a_listener_may_choose_its_events(gate: Gate) -> None:
     assert len(everything) == 4
     with pytest.raises(InvalidInput, match="subscribe: expected one of Checked, Violated"):
         gate.subscribe(everything.append, str)  # type: ignore[arg-type]
+
+
+def test_a12_a_listener_that_would_never_run_is_refused(gate: Gate) -> None:
+    class Page:
+        async def __call__(self, event: Event) -> None: ...
+
+    async def page(event: Event) -> None: ...
+
+    def pages(event: Event) -> Iterator[Event]:
+        yield event
+
+    expected = (
+        r"^subscribe: expected a plain function; for a coroutine, let it call asyncio\.create_task, or asyncio\.run"
+    )
+    listeners: list[Any] = [page, functools.partial(page), Page(), pages, None]
+    for listener in listeners:
+        with pytest.raises(InvalidInput, match=expected):
+            gate.subscribe(listener, Checked)
+    assert gate.check("a", "ws", "light")
 
 
 def test_a12_exempt_checks_changes_and_addresses_are_events_too(gate: Gate) -> None:

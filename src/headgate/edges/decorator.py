@@ -17,7 +17,7 @@ from typing import (
     overload,
 )
 
-from headgate.edges.callables import is_async, is_generator
+from headgate.callables import is_async, is_generator
 from headgate.edges.costs import decimals_of, read_cost
 from headgate.edges.counters import bounded_key
 from headgate.edges.limit_function import LimitFunction, in_time

@@ -7,8 +7,8 @@ It is written once, as generators. They yield what may have to be awaited: decis
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias, TypedDict, TypeVar
 
+from headgate.callables import is_async, is_generator
 from headgate.edges.application import ApplicationSettings, Counted, HeaderList
-from headgate.edges.callables import is_async, is_generator
 from headgate.edges.costs import CostGiven, ExactCost, most_decimals, read_cost
 from headgate.edges.counters import (
     Counters,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from os import PathLike
 from typing import Final, SupportsIndex, get_args
 
+from headgate.callables import is_async, is_generator
 from headgate.errors import refuse
 from headgate.events import Alerted, Checked, Degraded, Event, Listener, Violated, ViolationsReset
 from headgate.flow import in_thread
@@ -281,8 +282,9 @@ class Gate(GateAccounts, Closable):
     def subscribe(self, listener: Listener, *kinds: type[Event]) -> Callable[[], None]:
         """Call `listener` with every event, or with those of some kinds, until the returned function is called.
 
-        Listeners that skip `Checked` add no cost per check.
+        Listeners that skip `Checked` add no cost per check. An `async def` listener is refused: it would never run.
         """
+        _check_listener(listener)
         wanted = kinds or get_args(Event)
         for kind in wanted:
             if kind not in get_args(Event):
@@ -323,3 +325,9 @@ class Gate(GateAccounts, Closable):
         await self._close_in_thread()
         if self._owns_store:
             await aclose_store(self._store)
+
+
+def _check_listener(given: object) -> None:
+    if not callable(given) or is_async(given) or is_generator(given):
+        tasks = "asyncio.create_task, or asyncio.run_coroutine_threadsafe where it may be called in another thread"
+        refuse("subscribe", f"a plain function; for a coroutine, let it call {tasks}", given)
