@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -19,7 +21,7 @@ from websockets.sync.client import connect
 
 from tests.support.ports import nobody
 from tests.support.server_process import listening
-from tests.support.valkey import PATIENCE, wait_for
+from tests.support.valkey import PATIENCE, Server, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -36,9 +38,11 @@ def command(name: str) -> list[str]:
 
 
 @contextmanager
-def started(name: str, option: str = "--port={}") -> Iterator[str]:
+def started(name: str, option: str = "--port={}", cwd: Path = ROOT, **environment: str) -> Iterator[str]:
     """An example that serves; its host and port."""
-    with nobody() as port, listening(port, [*command(name), option.format(port)], cwd=ROOT):
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables = {**os.environ, "PYTHONPATH": path, **environment}
+    with nobody() as port, listening(port, [*command(name), option.format(port)], cwd=cwd, env=variables):
         yield f"127.0.0.1:{port}"
 
 
@@ -189,6 +193,40 @@ def test_decorator() -> None:
     assert lines[:3] == ["bob sends 'one'", "bob sends 'two'", "bob sends 'three'"]
     assert re.fullmatch(r"rate limited: agent 'bob' at 3/minute, retry after \d+ms", lines[3])
     assert lines[4:] == ["bob has 0 left, ann has 3", *["small has read 500 characters"] * 3]
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["one process", "a server"])
+def test_llm_proxy(shared: bool, tmp_path: Path, server: Server) -> None:
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    with nobody() as port, listening(port, [sys.executable, "-m", "tests.support.language_model", str(port)], cwd=ROOT):
+        surroundings = {"LLM": f"http://127.0.0.1:{port}", "NO_PROXY": "*", **({"STORE": server.url} if shared else {})}
+        with started("llm_proxy.py", cwd=tmp_path, **surroundings) as where, client(where) as http:
+            assert ask_model(http, "hello", 100, key="invented")[0] == 401
+            assert ask_model(http, "hello", 100_000)[0] == 422
+            status, text = ask_model(http, "hello", 100)
+            assert (status, text.count("water"), text.count("[DONE]")) == (200, 100, 1)
+            assert budget(http) == Decimal("99.996500")  # as the model reports
+            assert ask_model(http, "fail", 100)[0] == 502
+            assert budget(http) == Decimal("99.996500")
+            with pytest.raises(httpx.RemoteProtocolError):
+                ask_model(http, "hang up", 100)
+            assert budget(http) == Decimal("99.996455")  # the prompt of 10 tokens, and two words
+            status, text = ask_model(http, "w" * 1_600_000, 100, key="hooli's key")  # more than its dollar
+            assert (status, json.loads(text)["account"]) == (429, "hooli")
+        with started("llm_proxy.py", cwd=tmp_path, **surroundings) as where, client(where) as http:
+            assert budget(http) == Decimal("99.996455")  # a restart forgets nothing
+
+
+def ask_model(http: httpx.Client, prompt: str, most: int, key: str = "initech's key") -> tuple[int, str]:
+    body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": most}
+    answer = http.post("/chat", json=body, headers={"x-api-key": key})
+    return answer.status_code, answer.text
+
+
+def budget(http: httpx.Client, customer: str = "initech") -> Decimal:
+    """The dollars left of what a customer may spend."""
+    found = http.get("/budget", headers={"x-api-key": f"{customer}'s key"}).json()
+    return Decimal(found[customer].split()[0])
 
 
 def test_every_example_is_tested() -> None:
