@@ -82,6 +82,18 @@ def test_the_variable_is_for_serve_and_demo(tmp_path: Path) -> None:
     assert done.stderr == "dev: release: expected no arguments, got now\n"
 
 
+def test_the_script_runs_with_the_python_on_the_path_of_the_readme(tmp_path: Path) -> None:
+    """The README puts .dev/run/bin on the path, whose Python has no pip. A release with an argument ends before pip."""
+    checkout = copy_of_checkout(tmp_path)
+    venv.create(checkout / ".dev" / "run", symlinks=True)
+    (checkout / "tools" / "release.py").write_text("import sys\nprint(sys.prefix)\ncheck_release = None\n")
+    path = os.pathsep.join([str(checkout / ".dev" / "run" / "bin"), os.environ["PATH"]])
+    command = [str(checkout / "dev"), "release", "now"]
+    done = subprocess.run(command, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False)
+    assert done.stderr == "dev: release: expected no arguments, got now\n"
+    assert done.stdout.splitlines()[-1] == sys.base_prefix
+
+
 def copy_of_checkout(folder: Path) -> Path:
     """What ./dev serve needs of a checkout, without the packages that were installed before."""
     checkout = folder / "checkout"
