@@ -1,10 +1,11 @@
 """`headgate register`, `rotate`, `revoke` and `invite`: the tokens of agents."""
 
 import argparse
+import shlex
 from collections.abc import Callable
 from functools import partial
 
-from headgate.cli.hub_api import HubApi
+from headgate.cli.hub_api import HubApi, HubError
 from headgate.cli.hub_commands import Answer, add_change_command, add_hub_command, note_new_account, print_token
 from headgate.cli.hub_options import agent_name, existing_agent, hub_from
 from headgate.cli.parser import Commands
@@ -70,7 +71,12 @@ def _account(options: argparse.Namespace) -> dict[str, str]:
 def _register(options: argparse.Namespace) -> int:
     hub = hub_from(options)
     note = f"{printable(options.agent)} is registered; the hub shows this token only once"
-    answer = hub.register(options.agent, **_account(options))
+    try:
+        answer = hub.register(options.agent, **_account(options))
+    except HubError as error:
+        if error.status == 409:  # the name is taken
+            raise HubError(409, f"{error}; headgate rotate {shlex.quote(options.agent)} gives it a new token") from None
+        raise
     print_token(options, hub, answer, note)
     if not options.json:
         note_new_account(options.account or "", answer)
