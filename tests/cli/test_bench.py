@@ -20,7 +20,9 @@ from tests.support.valkey import PATIENCE, Server
 
 pytestmark = [pytest.mark.long, pytest.mark.once]
 
-NO_REDIS = r"expected redis-py for a store at a URL, got: No module named 'redis'; install the extra headgate\[redis\]"
+NO_REDIS = (
+    r"expected redis-py for a store at a URL, got: No module named 'redis'; in a checkout: pip install '\.\[redis\]'"
+)
 
 BY_ONE = ["Limiter.check, allow", "Limiter.check, deny", "Gate.check, allow", "Gate.check, deny"]
 
@@ -123,17 +125,17 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["top"], 1, r"top needs more than the core: No module named '\w+'; install the extra headgate\[cli\]"),
+        (["top"], 1, r"top needs more than the core: No module named '\w+'; in a checkout: pip install '\.\[cli\]'"),
         (["policy", "show", "--effective", "--hub", "http://127.0.0.1:1"], 1,
          r"http://127\.0\.0\.1:1: expected a hub that answers, .*"),
         (["completion", "bash"], 1,
-         r"completion needs more than the core: No module named 'shtab'; install the extra headgate\[cli\]"),
+         r"completion needs more than the core: No module named 'shtab'; in a checkout: pip install '\.\[cli\]'"),
         (["bench", "--store", "redis://localhost"], 1,
          f"--store: {NO_REDIS}"),
         (["check", "a", "--tier", "light", "--store", "redis://localhost"], 3,
          f"headgate check: undecided: --store: {NO_REDIS}"),
         (["serve"], 1,
-         r"the hub needs more than the core: No module named '\w+'; install the extra headgate\[server\]"),
+         r"the hub needs more than the core: No module named '\w+'; in a checkout: pip install '\.\[server\]'"),
         (["agents", "--hub", "http://127.0.0.1:1"], 1, r"http://127\.0\.0\.1:1: expected a hub that answers, .*"),
     ],
 )  # fmt: skip

@@ -184,7 +184,7 @@ def test_a_package_that_is_missing_is_named(missing: str, text: str) -> None:
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert found.returncode == 1
     assert text in found.stderr
-    assert "install the extra headgate[client]" in found.stderr
+    assert "in a checkout: pip install '.[client]'" in found.stderr
 
 
 @both_clients

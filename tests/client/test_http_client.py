@@ -328,5 +328,5 @@ def test_bad_options_are_refused(options: dict[str, Any], text: str) -> None:
 def test_without_httpx_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "httpx", None)
     monkeypatch.delitem(sys.modules, "headgate.client.http")
-    with pytest.raises(HeadgateError, match=r"expected httpx .* install the extra headgate\[client\]"):
+    with pytest.raises(HeadgateError, match=r"expected httpx .* in a checkout: pip install '\.\[client\]'"):
         importlib.import_module("headgate.client.http")

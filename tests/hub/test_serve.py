@@ -214,7 +214,7 @@ def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> Non
     surroundings = {"PYTHONPATH": f"{tmp_path}:{PACKAGES}"}
     (told,) = failing(["--data", str(tmp_path)], **surroundings)
     assert re.fullmatch(
-        r"the hub needs more than the core: No module named '\w+'; install the extra headgate\[server\]", told
+        r"the hub needs more than the core: No module named '\w+'; in a checkout: pip install '\.\[server\]'", told
     )
     command = [sys.executable, "-m", "headgate", "policy", "show"]
     shown = subprocess.run(

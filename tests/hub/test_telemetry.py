@@ -273,7 +273,9 @@ def test_the_program_sends_the_last_figures_when_it_stops(collector: Collector, 
 async def test_without_the_packages_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics", None)
     monkeypatch.delitem(sys.modules, "headgate.hub.monitoring.telemetry")
-    with pytest.raises(HeadgateError, match=r"expected OpenTelemetry's packages, .*install the extra headgate\[otel\]"):
+    with pytest.raises(
+        HeadgateError, match=r"expected OpenTelemetry's packages, .*in a checkout: pip install '\.\[otel\]'"
+    ):
         await Hub(hub_settings(otel_endpoint="http://localhost:4318")).__aenter__()
 
 

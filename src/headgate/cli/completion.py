@@ -18,8 +18,8 @@ def add(commands: Commands, root: argparse.ArgumentParser) -> None:
         "completion",
         partial(_run, root),
         "print a completion script for a shell",
-        "Print a script that completes commands, options and files in a shell. Except for fish, it requires the extra "
-        "headgate[cli].",
+        "Print a script that completes commands, options and files in a shell. Except for fish, it requires "
+        "pip install '.[cli]' in a checkout.",
         "headgate completion bash > ~/.local/share/bash-completion/completions/headgate",
         "headgate completion zsh > ~/.zfunc/_headgate",
         "headgate completion fish > ~/.config/fish/completions/headgate.fish",

@@ -120,4 +120,6 @@ def requires(extra: str, what: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise HeadgateError(f"{what} needs more than the core: {error}; install the extra headgate[{extra}]") from error
+        raise HeadgateError(
+            f"{what} needs more than the core: {error}; in a checkout: pip install '.[{extra}]'"
+        ) from error

@@ -17,7 +17,7 @@ def add(commands: Commands) -> None:
         _run,
         "watch agents live in the terminal",
         "Watch the agents of a hub live: bucket usage, violations and waits. Keys sort and filter, exempt an agent and "
-        "reset its violations; ? lists them. Requires the extra headgate[cli].",
+        "reset its violations; ? lists them. Requires pip install '.[cli]' in a checkout.",
         "headgate top",
         "headgate top --hub https://hub.example.org",
     )

@@ -31,7 +31,7 @@ try:
     from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 except ImportError as missing:
     raise HeadgateError(
-        f"headgate.client: expected the package websockets, got: {missing}; install the extra headgate[client]"
+        f"headgate.client: expected the package websockets, got: {missing}; in a checkout: pip install '.[client]'"
     ) from missing
 
 T = TypeVar("T")

@@ -33,7 +33,7 @@ try:
     import httpx
 except ImportError as missing:
     raise HeadgateError(
-        f"headgate.client.holds: expected the package httpx, got: {missing}; install the extra headgate[client]"
+        f"headgate.client.holds: expected the package httpx, got: {missing}; in a checkout: pip install '.[client]'"
     ) from missing
 
 _HANGING_UP: Final = 500_000  # microseconds until a hub has surely seen it

@@ -32,7 +32,7 @@ try:
     import httpx
 except ImportError as error:
     raise HeadgateError(
-        f"headgate.client: expected httpx for a transport that obeys, got: {error}; install the extra headgate[client]"
+        f"headgate.client: expected httpx for the transport, got: {error}; in a checkout: pip install '.[client]'"
     ) from error
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ try:
     from headgate.proto import envelope_pb2 as wire
 except ImportError as missing:
     raise HeadgateError(
-        f"headgate.client.relay: expected the package protobuf, got: {missing}; install the extra headgate[client]"
+        f"headgate.client.relay: expected the package protobuf, got: {missing}; in a checkout: pip install '.[client]'"
     ) from missing
 
 

@@ -304,7 +304,7 @@ class Hub:
             from headgate.hub.monitoring.telemetry import Telemetry
         except ImportError as error:
             raise HeadgateError(
-                f"otel_endpoint: expected OpenTelemetry's packages, got: {error}; install the extra headgate[otel]"
+                f"otel_endpoint: expected OpenTelemetry's packages, got: {error}; in a checkout: pip install '.[otel]'"
             ) from error
         return Telemetry(self.metric_sources, self.settings.otel_endpoint)
 

@@ -24,7 +24,7 @@ def _redis(where: str, at: Any, **settings: Any) -> Store:
         from headgate.stores.redis import RedisStore
     except ImportError as error:
         raise HeadgateError(
-            f"{where}: expected redis-py for a store at a URL, got: {error}; install the extra headgate[redis]"
+            f"{where}: expected redis-py for a store at a URL, got: {error}; in a checkout: pip install '.[redis]'"
         ) from error
     return RedisStore(at, **settings)
 
