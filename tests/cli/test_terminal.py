@@ -4,14 +4,15 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from structlog.testing import capture_logs
 
 from headgate import Policy
 from headgate.cli import main, terminal
-from headgate.cli.terminal import display_width, truncate
+from headgate.cli.account_limits import COLUMNS
+from headgate.cli.terminal import Cell, Column, display_width, table_text, truncate, wrap
 from headgate.errors import printable
 from tests.support.cli import Terminal, on_terminal, run
 from tests.support.hub import ADMIN, Running, running
@@ -60,6 +61,105 @@ def test_unprintable_characters_are_escaped(text: str, shown: str) -> None:
 def test_text_is_measured_and_cut_by_the_columns_that_it_takes(text: str, columns: int, short: str) -> None:
     assert truncate(text, columns) == short
     assert display_width(short) <= columns
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "lines"),
+    [
+        ("planner", 7, ["planner"]),
+        ("50 usd/calendar day", 12, ["50 usd/", "calendar day"]),
+        ("acme/search/planner", 11, ["acme/", "search/", "planner"]),
+        ("acme/search/planner", 12, ["acme/search/", "planner"]),
+        ("100000", 4, ["1000", "00"]),
+        ("漢字漢字", 5, ["漢字", "漢字"]),
+        ("漢字", 1, ["漢", "字"]),
+        ("a  b", 3, ["a", "b"]),
+        ("2026-11-17T10:02:51Z", 12, ["2026-11-17T", "10:02:51Z"]),
+        ("", 3, [""]),
+    ],
+)
+def test_text_wraps_at_spaces_behind_slashes_and_in_dates(text: str, columns: int, lines: list[str]) -> None:
+    assert wrap(text, columns) == lines
+
+
+class Screen(io.StringIO):
+    """A terminal in this process."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+BUDGETS: list[list[str | Cell]] = [
+    ["acme", "pro", "usd", "500 usd/calendar month", "12.49", "0.30", "487.21", "2%", "12 d"],
+    ["acme/search/planner", "", "tokens", "1000000 tokens/calendar day", "830", "0", "999170", "0%", "4 h"],
+]
+ALERTS: list[list[str | Cell]] = [
+    ["2026-11-17 10:02:51", "acme/search", "open", "-", "80 % of 500 usd/calendar month", "-"],
+    ["2026-11-17 09:12:40", "writer", "resolved 2026-11-17 09:14:02", "12", "ws message, ws status", "10.0.0.9"],
+]
+ALERT_COLUMNS = [
+    *map(Column, ("raised", "who", "state")), Column("violations", right=True), *map(Column, ("what", "address")),
+]  # fmt: skip
+
+
+def at_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "dumb")  # no colours
+    monkeypatch.setattr(sys, "stdout", Screen())
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+@pytest.mark.parametrize(("titles", "rows"), [(COLUMNS, BUDGETS), (ALERT_COLUMNS, ALERTS)], ids=["accounts", "alerts"])
+def test_a_table_fits_every_terminal_and_loses_nothing(
+    titles: Sequence[Column], rows: list[list[str | Cell]], columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_width(columns, monkeypatch)
+    text = table_text(titles, rows)
+    assert max(map(len, text.splitlines())) <= columns
+    values = [(column, str(value)) for row in rows for column, value in zip(titles, row, strict=True)]
+    assert [value for column, value in values if column.right and value not in text] == []  # numbers aren't broken
+    assert [piece for _, value in values for piece in value.replace("/", "/ ").split() if piece not in text] == []
+
+
+def test_a_table_wraps_moves_together_and_becomes_blocks_on_narrower_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_width(120, monkeypatch)
+    assert table_text(COLUMNS, BUDGETS) == (
+        "account              plan  resource  limit                        spent  held    left  used  resets\n"
+        "acme                 pro   usd       500 usd/calendar month       12.49  0.30  487.21    2%    12 d\n"
+        "acme/search/planner        tokens    1000000 tokens/calendar day    830     0  999170    0%     4 h"
+    )
+    at_width(80, monkeypatch)
+    assert table_text(COLUMNS, BUDGETS) == (
+        "account        plan  resource  limit           spent  held    left  used  resets\n"
+        "acme           pro   usd       500 usd/        12.49  0.30  487.21    2%    12 d\n"
+        "                               calendar month\n"
+        "acme/search/         tokens    1000000           830     0  999170    0%     4 h\n"
+        "planner                        tokens/\n"
+        "                               calendar day"
+    )
+    at_width(60, monkeypatch)
+    assert table_text(COLUMNS, BUDGETS) == (
+        "account plan resource limit    spent held   left used resets\n"
+        "acme    pro  usd      500 usd/ 12.49 0.30 487.21   2%   12 d\n"
+        "                      calendar\n"
+        "                      month\n"
+        "acme/        tokens   1000000    830    0 999170   0%    4 h\n"
+        "search/               tokens/\n"
+        "planner               calendar\n"
+        "                      day"
+    )
+    at_width(59, monkeypatch)
+    block = (
+        "account   acme/search/planner\n"
+        "resource  tokens\n"
+        "limit     1000000 tokens/calendar day\n"
+        "spent     830\n"
+        "held      0\n"
+        "left      999170\n"
+        "used      0%\n"
+        "resets    4 h"
+    )
+    assert table_text(COLUMNS, [BUDGETS[1]] * 2) == f"{block}\n\n{block}"
 
 
 @pytest.fixture(scope="module")
@@ -132,13 +232,6 @@ def test_a_wait_at_a_terminal_is_explained() -> None:
             shown.until(lambda text: "…" in text)
             released.set()
     assert shown.text == f"waiting for http://{one} …\r\x1b[Kno agent is exempt\n"
-
-
-class Screen(io.StringIO):
-    """A terminal in this process."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def test_short_work_shows_only_its_result(hub: Running, monkeypatch: pytest.MonkeyPatch) -> None:

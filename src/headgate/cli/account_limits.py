@@ -12,7 +12,7 @@ from headgate.cli.terminal import Cell, Column, usage_cell
 from headgate.limits.units import amount_text
 
 COLUMNS: Final = (
-    Column("account", elastic=True), Column("plan"), Column("resource"), Column("limit"), Column("spent", right=True),
+    Column("account"), Column("plan"), Column("resource"), Column("limit"), Column("spent", right=True),
     Column("held", right=True), Column("left", right=True), Column("used", right=True), Column("resets", right=True),
 )  # fmt: skip
 

@@ -183,13 +183,13 @@ _LIST = ListCommand(
 )
 _LEVELS = ListCommand(
     lambda hub, _: hub.account_defaults(),
-    [Column("level"), Column("resource"), Column("limit", elastic=True)],
+    [Column("level"), Column("resource"), Column("limit")],
     lambda answer: table_rows({level: answer["level_limits"][level] for level in answer["levels"]}),
     "no level has limits",
 )
 _PLANS = ListCommand(
     lambda hub, _: hub.account_defaults(),
-    [Column("plan"), Column("resource"), Column("limit", elastic=True)],
+    [Column("plan"), Column("resource"), Column("limit")],
     lambda answer: table_rows(answer["plans"]),
     "no plan has limits",
 )

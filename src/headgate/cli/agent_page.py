@@ -16,15 +16,15 @@ _BUCKETS: Final = [
     Column("bucket"), Column("used", right=True), Column("left", right=True), Column("limit"), Column("own"),
 ]  # fmt: skip
 _ACTIONS: Final = [
-    Column("denied action", elastic=True), Column("tier"), Column("last minute", right=True),
+    Column("denied action"), Column("tier"), Column("last minute", right=True),
     Column("last hour", right=True),
 ]  # fmt: skip
 _ACCOUNTS: Final = [
-    Column("account", elastic=True), Column("resource"), Column("limit"), Column("held", right=True),
+    Column("account"), Column("resource"), Column("limit"), Column("held", right=True),
     Column("left", right=True), Column("used", right=True),
 ]  # fmt: skip
 _DENIALS: Final = [
-    Column("last denials"), Column("action", elastic=True), Column("tier"), Column("address"),
+    Column("last denials"), Column("action"), Column("tier"), Column("address"),
     Column("wait", right=True),
 ]  # fmt: skip
 

@@ -73,7 +73,7 @@ def _addresses(answer: dict[str, Any]) -> Rows:
 
 _ALERTS = ListCommand(
     lambda hub, options: hub.alerts(options.limit, only_open=options.open),
-    [Column("raised"), Column("who", elastic=True), Column("state"), Column("violations", right=True),
+    [Column("raised"), Column("who"), Column("state"), Column("violations", right=True),
      Column("what"), Column("address")],
     _alerts,
     "no alerts",

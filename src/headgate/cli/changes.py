@@ -40,7 +40,7 @@ def _rows(answer: dict[str, Any]) -> Rows:
 
 _CHANGES = ListCommand(
     lambda hub, options: hub.changes(options.limit),
-    [Column("time"), Column("by"), Column("change", elastic=True)],
+    [Column("time"), Column("by"), Column("change")],
     _rows,
     "nothing was changed",
     arguments=add_limit_option,

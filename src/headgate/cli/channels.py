@@ -53,7 +53,7 @@ def _rows(answer: dict[str, Any]) -> Rows:
 _LIST = ListCommand(
     lambda hub, _: {"channels": list(hub.chat_channels())},
     [Column("channel"), Column("creator"), Column("subscribers", right=True), Column("created"),
-     Column("about", elastic=True)],
+     Column("about")],
     _rows,
     "no chat channels",
 )  # fmt: skip

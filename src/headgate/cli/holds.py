@@ -70,7 +70,7 @@ def _costs(costs: dict[str, Any]) -> str:
 
 _LIST = ListCommand(
     _fetch,
-    [Column("agent"), Column("id"), Column("account", elastic=True), Column("session"), Column("tool"),
+    [Column("agent"), Column("id"), Column("account"), Column("session"), Column("tool"),
      Column("state"), Column("lease", right=True), Column("costs")],
     _rows,
     "no holds",

@@ -156,7 +156,7 @@ def _show_effective(options: argparse.Namespace) -> int:
     if options.json:
         print_json(answer)
         return 0
-    print_table([Column("setting"), Column("value"), Column("from", elastic=True)], rows)
+    print_table([Column("setting"), Column("value"), Column("from")], rows)
     return 0
 
 

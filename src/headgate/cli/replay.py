@@ -192,7 +192,7 @@ def _print_summary(report: "Report") -> None:
     _print_facts(report)
     for policy in report.policies:
         _title(policy.policy)
-        columns = [Column("channel"), Column("tier"), Column("limit", elastic=True)]
+        columns = [Column("channel"), Column("tier"), Column("limit")]
         names = ("requests", "allowed", "warned", "denied", "share", "exempt", "shadowed")
         columns += [Column(name, right=True) for name in names]
         rows = [[one.channel, one.tier, one.limit, *_cells(one.outcomes)] for one in policy.tiers]
@@ -297,14 +297,12 @@ def _print_accounts(policy: "PolicyReport") -> None:
         denials: list[list[str | Cell]] = [
             [one.account, one.resource, one.tool or "-", Cell(f"{one.denied:,}", RED)] for one in found.denials
         ]
-        print_table(
-            [Column("account", elastic=True), Column("resource"), Column("tool"), Column("denied", right=True)], denials
-        )
+        print_table([Column("account"), Column("resource"), Column("tool"), Column("denied", right=True)], denials)
         if found.limits_denied > len(denials):
             print(f"and {_many(found.limits_denied - len(denials), 'more limit')}")
     if found.spent:
         _title(f"spent since {found.spent_from}")
-        columns = [Column("account", elastic=True), Column("resource"), Column("amount", right=True)]
+        columns = [Column("account"), Column("resource"), Column("amount", right=True)]
         shown = found.spent[:_SHOWN_SPENT]
         print_table(columns, [[one.account or "-", one.resource, one.amount] for one in shown])
         if len(found.spent) > len(shown):
@@ -320,7 +318,7 @@ def _print_difference(report: "Report") -> None:
         [one.channel, one.tier, *one.limits("-"), *_change(*one.denied())] for one in report.tier_changes()
     ]
     rows.append(["all", "", "", "", *_change(before.outcomes.denied, after.outcomes.denied)])
-    columns = [Column("channel"), Column("tier"), Column("limit before", elastic=True), Column("limit after")]
+    columns = [Column("channel"), Column("tier"), Column("limit before"), Column("limit after")]
     columns += [Column(name, right=True) for name in ("denied before", "denied after", "difference")]
     print_table(columns, rows)
     together = _together(before)

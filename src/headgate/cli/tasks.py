@@ -69,7 +69,7 @@ def _rows(answer: dict[str, Any]) -> Rows:
 _LIST = ListCommand(
     _fetch,
     [Column("task"), Column("state"), Column("agent"), Column("done", right=True), Column("attempt", right=True),
-     Column("creator"), Column("changed"), Column("note", elastic=True)],
+     Column("creator"), Column("changed"), Column("note")],
     _rows,
     "no tasks",
     arguments=_add_arguments,

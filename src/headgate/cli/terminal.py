@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOBase, TextIOWrapper, UnsupportedOperation
+from itertools import zip_longest
 from typing import Final, NamedTuple, Self, TextIO, cast
 from unicodedata import category, east_asian_width
 
@@ -23,8 +25,10 @@ RED: Final = "31"
 BOLD: Final = "1"
 
 _NARROWEST: Final = 12  # columns that an elastic column keeps
+_LONGEST_PIECE: Final = 24  # characters of what isn't broken when a text wraps
 _SOON: Final = 1.0  # seconds before progress is shown
 _REDRAW: Final = 0.1
+_PIECE: Final = re.compile(r"\s*(?:\d{4}-\d\d-\d\dT(?=\d)|[^\s/]*/+|[^\s/]+)\s*")
 
 
 class Cell(NamedTuple):
@@ -35,7 +39,10 @@ class Cell(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table. The first `elastic` one shrinks if the terminal is too narrow."""
+    """A column of a table. If the terminal is too narrow, an `elastic` one is cut, and any other wraps.
+
+    The values on the `right`, which are numbers, stay whole.
+    """
 
     title: str
     right: bool = False
@@ -141,27 +148,103 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str | Cell]])
 
 
 def table_text(columns: Sequence[Column], rows: Sequence[Sequence[str | Cell]]) -> str:
-    """Rows below their titles, with unprintable characters escaped. In a file or a pipe nothing is cut."""
+    """Rows below their titles, with unprintable characters escaped. In a file or a pipe nothing is cut or wrapped.
+
+    On a terminal that is too narrow even for wrapped rows, each row is a block of lines: a title and its value.
+    """
     out = sys.stdout
     cells = [[Cell(column.title, BOLD) for column in columns]]
     for row in rows:
         given = [Cell(one) if isinstance(one, str) else one for one in row]
         cells.append([Cell(printable(one.text), one.colour) for one in given])
     widths = [max([display_width(row[place].text) for row in cells]) for place in range(len(columns))]
+    between = "  "
     if out.isatty():
-        over = sum(widths) + 2 * (len(columns) - 1) - shutil.get_terminal_size().columns
-        elastic = next((place for place, column in enumerate(columns) if column.elastic), None)
-        if over > 0 and elastic is not None:
-            widths[elastic] = max(widths[elastic] - over, min(_NARROWEST, widths[elastic]))
+        room, gaps = shutil.get_terminal_size().columns, len(columns) - 1
+        natural = widths
+        widths = _shrink(columns, cells, natural, room - 2 * gaps)
+        if sum(widths) + 2 * gaps > room:
+            widths, between = _shrink(columns, cells, natural, room - gaps), " "
+        if rows and sum(widths) + len(between) * gaps > room:
+            return _blocks(cells, room, out)
     lines = []
     for row in cells:
-        line = []
-        for column, cell, wide in zip(columns, row, widths, strict=True):
-            text = truncate(cell.text, wide)
-            gap, shown = " " * (wide - display_width(text)), coloured(text, cell.colour, out)
-            line.append(gap + shown if column.right else shown + gap)
-        lines.append("  ".join(line).rstrip())
+        wrapped = [
+            [truncate(cell.text, wide)] if column.elastic else wrap(cell.text, wide)
+            for column, cell, wide in zip(columns, row, widths, strict=True)
+        ]
+        for texts in zip_longest(*wrapped, fillvalue=""):
+            line = []
+            for column, cell, wide, text in zip(columns, row, widths, texts, strict=True):
+                gap, shown = " " * (wide - display_width(text)), coloured(text, cell.colour if text else "", out)
+                line.append(gap + shown if column.right else shown + gap)
+            lines.append(between.join(line).rstrip())
     return "\n".join(lines)
+
+
+def _shrink(columns: Sequence[Column], cells: Sequence[Sequence[Cell]], widths: list[int], room: int) -> list[int]:
+    """Widths that fit into `room`, or the least ones: first the elastic columns shrink, then always the widest."""
+    if sum(widths) <= room:
+        return widths
+    widths, least = list(widths), []
+    for place, column in enumerate(columns):
+        if column.elastic:
+            least.append(min(_NARROWEST, widths[place]))
+        else:
+            texts = [row[place].text for row in cells]
+            whole = texts[1:] if column.right else []
+            pieces = [piece.strip() for text in texts[: 1 if column.right else None] for piece in _pieces(text)]
+            least.append(max(map(display_width, [*whole, *pieces]), default=0))
+    for place, column in enumerate(columns):
+        if column.elastic:
+            widths[place] = max(widths[place] - max(sum(widths) - room, 0), least[place])
+    while sum(widths) > room and (shrinkable := [place for place, wide in enumerate(widths) if wide > least[place]]):
+        widths[max(shrinkable, key=lambda place: widths[place])] -= 1
+    return widths
+
+
+def _blocks(cells: Sequence[Sequence[Cell]], room: int, out: TextIO) -> str:
+    """A block of lines for each row, without the cells that are empty."""
+    titles = [cell.text for cell in cells[0]]
+    indent = max(map(display_width, titles)) + 2
+    blocks = []
+    for row in cells[1:]:
+        lines = []
+        for title, cell in zip(titles, row, strict=True):
+            for number, text in enumerate(wrap(cell.text, max(room - indent, _NARROWEST)) if cell.text else ()):
+                label = "" if number else title
+                gap = " " * (indent - display_width(label))
+                lines.append(f"{coloured(label, BOLD if label else '', out)}{gap}{coloured(text, cell.colour, out)}")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
+
+
+def wrap(text: str, columns: int) -> list[str]:
+    """Wrap a text at its spaces, behind its slashes and before the time of a date.
+
+    Only what is too long for a line is broken elsewhere.
+    """
+    if display_width(text) <= columns:
+        return [text]
+    lines, line = [], ""
+    for piece in _pieces(text):
+        if line and display_width(line + piece.rstrip()) > columns:
+            lines.append(line.rstrip())
+            line = ""
+        line += piece
+        while display_width(line.rstrip()) > columns:
+            end = len(line)
+            while end > 1 and display_width(line[:end]) > columns:
+                end -= 1
+            lines.append(line[:end])
+            line = line[end:]
+    return [*lines, line.rstrip()] if line.strip() else lines
+
+
+def _pieces(text: str) -> list[str]:
+    """The pieces of a text that stay whole, with the spaces behind them."""
+    pieces = _PIECE.findall(text)
+    return [piece[at : at + _LONGEST_PIECE] for piece in pieces for at in range(0, len(piece), _LONGEST_PIECE)]
 
 
 def print_json(value: object) -> None:

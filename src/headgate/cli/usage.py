@@ -75,7 +75,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _text(answer: dict[str, Any]) -> str:
     by = [shown(group) for group in answer["by"]]
-    columns = [*[Column(group, elastic=place == 0) for place, group in enumerate(by)], Column("amount", right=True)]
+    columns = [*map(Column, by), Column("amount", right=True)]
     rows = [
         [*[shown(one["group"][group]) or "-" for group in answer["by"]], amount(one["amount"])]
         for one in answer["totals"]
