@@ -46,7 +46,8 @@ def test_from_an_alert_to_a_block_it_takes_two_commands(running_hub: StartHub, h
         assert re.search(rf"^{TIME}  planner  open +\d+  ws ping +127\.0\.0\.1$", out, re.MULTILINE)
         out = headgate("agents", "planner").printed()
         assert re.search(r"^denied action +tier +last minute +last hour\nws ping +light +12 +12$", out, re.MULTILINE)
-        assert len(re.findall(rf"^{TIME}  ws ping  light  127\.0\.0\.1  +\d+ s$", out, re.MULTILINE)) == 10
+        rows = re.findall(rf"^{TIME}  ws ping  light  127\.0\.0\.1  +\d+ s +(\d+)$", out, re.MULTILINE)
+        assert sum(map(int, rows)) == 10
         assert headgate("block", "planner") == (0, "planner is blocked until it is unblocked\n", "")
         assert planner.ask("status")["type"] == "rate_limited"
         out = headgate("agents", "planner").printed()
@@ -102,7 +103,8 @@ def test_the_page_of_an_agent_has_everything_about_it(running_hub: StartHub, hea
             r"state         connected; gets no new tasks for 60 s \(1 violation\); advised wait 1 s",
             rf"registered    {TIME}",
             r"role          viewer",
-            r"denied        1 in the last minute, 1 in the last hour, 1 in a row",
+            r"denied        1 in the last minute, 1 in the last hour",
+            r"violations    1 in the last hour, 1 in a row",
             r"override      ws heavy=100/minute, session=5/second burst 7",
             r"sessions      1 open, signals of each: 5/second burst 7",
             rf"tasks         holds {task}, created 1 unfinished",
@@ -112,6 +114,21 @@ def test_the_page_of_an_agent_has_everything_about_it(running_hub: StartHub, hea
             r"ws heavy +1% +99/100  100/minute  override",
         ):
             assert re.search(f"^{line}$", out, re.MULTILINE), (line, out)
+
+
+def test_the_page_of_an_agent_counts_denials_and_violations_each_from_one_source(
+    running_hub: StartHub, headgate: Command, printed_json: Callable[..., Any]
+) -> None:
+    with running_hub(FEW) as hub, hub.agent("planner") as planner:
+        flood(planner, 5)
+        headgate("violations", "reset", "planner")
+        data, out = printed_json("agents", "planner"), headgate("agents", "planner").printed()
+        assert sum(one["last_hour"] for one in data["denied_actions"]) == len(data["denials"]) == 5
+        assert "\ndenied        5 in the last minute, 5 in the last hour\n" in out
+        assert "\nviolations    0 in the last hour, 0 in a row\n" in out
+        last = [line for line in out.partition("last denials")[2].splitlines() if "ws ping" in line]
+        assert sum(int(line.split()[-1]) for line in last) == 5
+        assert len(last) == len({line.rpartition(" ")[0] for line in last}) < 5
 
 
 def test_the_page_of_an_agent_says_how_long_it_gets_no_tasks(running_hub: StartHub, headgate: Command) -> None:

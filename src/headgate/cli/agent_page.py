@@ -1,5 +1,6 @@
 """The page of one agent in the terminal, for `headgate agents AGENT`: its state, its buckets, and what was denied."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ _ACCOUNTS: Final = [
 ]  # fmt: skip
 _DENIALS: Final = [
     Column("last denials"), Column("action"), Column("tier"), Column("address"),
-    Column("wait", right=True),
+    Column("wait", right=True), Column("times", right=True),
 ]  # fmt: skip
 
 
@@ -60,8 +61,9 @@ def _facts(data: dict[str, Any], agent: AgentSummary) -> Iterator[tuple[str, str
     yield "registered", registered + ("; its token is revoked" if data["revoked"] else "")
     if data["role"]:
         yield "role", shown(data["role"])
-    per_minute = whole(data["denied_per_minute"])
-    yield "denied", f"{per_minute} in the last minute, {agent.last_hour} in the last hour, {agent.violations} in a row"
+    minute, hour = [sum([whole(one[key]) for one in data["denied_actions"]]) for key in ("last_minute", "last_hour")]
+    yield "denied", f"{minute} in the last minute, {hour} in the last hour"
+    yield "violations", f"{agent.last_hour} in the last hour, {agent.violations} in a row"
     yield "override", _override(data) or "none"
     path = shown(data["account"])
     if path and not path.startswith(f"{NO_ACCOUNT}/"):
@@ -128,13 +130,15 @@ def _actions(data: dict[str, Any]) -> Rows:
 
 
 def _denials(data: dict[str, Any]) -> Rows:
-    return [
-        [
+    """The last denials; those that look the same are one row."""
+    rows = [
+        (
             local_time(one["at"]),
             f"{shown(one['channel'])} {shown(one['action'])}",
             shown(one["tier"]) or "-",
             shown(one["address"]) or "-",
             f"{whole(one['retry_after_ms']) / 1000:.3g} s",
-        ]
+        )
         for one in data["denials"]
     ]
+    return [[*row, str(times)] for row, times in Counter(rows).items()]
