@@ -278,7 +278,7 @@ def test_with_a_limit_any_key_can_be_checked(check: Command, redis_server: Serve
     ("arguments", "text"),
     [
         (["--tier", "light", "--channel", "fax"], "channel: expected one of ws, http, got 'fax'"),
-        (["--limit", "often"], f"limit 'often': expected {SYNTAX}, got 'often'"),
+        (["--limit", "often"], f"limit: expected {SYNTAX}, got 'often'"),
     ],
 )
 def test_invalid_arguments_for_a_server_are_usage_errors(

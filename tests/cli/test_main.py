@@ -118,7 +118,7 @@ NAME = "error: argument AGENT: expected 1 to 128 printable characters, got"
         (
             ["override", "set", "a", "light=often"],
             (
-                "headgate override set: error: argument TIER=LIMIT: light: limit 'often': expected 'COUNT/UNIT' or "
+                "headgate override set: error: argument TIER=LIMIT: light: limit: expected 'COUNT/UNIT' or "
                 "'COUNT per N UNITS', then perhaps 'burst N' or 'sliding' (such as '60/minute burst 10'; UNIT is ms, "
                 "second, minute, hour, day, week, month or year), got 'often'"
             ),

@@ -292,7 +292,7 @@ def test_f1_with_fewer_levels_an_agent_stays_with_the_account_above() -> None:
             lambda gate: gate.set_account_limit("acme", "coins", "5 in all"),
             "resource: expected one of requests, slots, usd",
         ),
-        (lambda gate: gate.set_account_limit("acme", "usd", "soon"), "limit 'soon': expected"),
+        (lambda gate: gate.set_account_limit("acme", "usd", "soon"), "limit: expected a rate"),
         (
             lambda gate: gate.set_account_limit("a/b/c/d", "usd", "5 in all"),
             "account: expected the path of an account, up to ORG/TEAM/AGENT",

@@ -185,9 +185,7 @@ async def test_f1_a_hold_whose_turn_never_comes_is_told_of_an_enforced_wait_or_a
 ) -> None:
     """Of what denies it on its own turn: it isn't the others that keep it waiting."""
     clock = ManualClock(1000)
-    policy = Policy(
-        backoff={"enforce": True, "steps": [60]}, accounts={"default": {"agent": {"tokens": "60/minute"}}}
-    )
+    policy = Policy(backoff={"enforce": True, "steps": [60]}, accounts={"default": {"agent": {"tokens": "60/minute"}}})
     gate = Gate(policy, store=MemoryStore(clock=clock))
     gate.hold("planner", {"tokens": 30})
     if not blocked:
