@@ -363,6 +363,19 @@ def test_what_is_not_ours_fails_alone(
         assert client.exists(key)
 
 
+@pytest.mark.parametrize("cost", [10, 101, 0])
+def test_a_hold_writes_nothing_beside_what_is_not_ours(store: RedisStore, raw: Any, cost: int) -> None:
+    limit = per_day(100)
+    store.hold(asks(1, limit), 0, terms("h"))
+    bucket, record, index = [b"headgate:{key}" + rest for rest in (b"b1:100/day:name", b"h1:4:name:h", b"o1:name")]
+    for key in [bucket, *([record, index] if cost <= 100 else [])]:  # a denial needs no others
+        raw.delete(bucket, record, index)
+        raw.hset(key, "a", "b")
+        decision = store.hold(asks(cost, limit), 0, terms("h")).decision
+        assert (bool(decision), decision.degraded) == (False, True)
+        assert [one for one in (bucket, record, index) if raw.exists(one)] == [key]
+
+
 def test_a_list_of_holds_that_is_not_ours_fails_alone(server: Server, store: RedisStore) -> None:
     limiter = Limiter(Budget(100), store=store)
     hold = limiter.hold("a", 10)

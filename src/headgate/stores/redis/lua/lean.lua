@@ -40,11 +40,11 @@ if variant == 1 then
         return false -- it has tokens drawn ahead, or costs that come back
       end
       level = min(level + gained, full)
-    elseif call('EXISTS', key) > 0 then
-      return false
+    elseif (verb ~= 'H' or cost == 0 or cost * unit > full) and call('EXISTS', key) > 0 then
+      return false -- it isn't a string; another hold finds that out when it writes
     end
     if verb == 'H' then
-      local card, left = pcall('ZCARD', index), level - cost * unit
+      local card, left, absent = pcall('ZCARD', index), level - cost * unit, not stored and cost > 0
       if record or type(card) == 'table' or card >= most or digest ~= '' and shape == '' then
         return false
       elseif left < 0 or cost == 0 and level < unit then
@@ -68,17 +68,22 @@ if variant == 1 then
           return false
         end
       end
-      local finish, forgotten = now + lease, milliseconds(lease + keep)
+      local finish, forgotten, expiry = now + lease, milliseconds(lease + keep), milliseconds((full - left) / gain)
       record = packed('<BBBdd', 1, flag == 2 and 8 or 0, 1, finish, keep) .. middle .. packed('<d', last)
-      if full - left > LARGEST or not call('SET', name, record, 'PX', forgotten, 'NX') then
+      if full - left > LARGEST or absent and not call('SET', key, stored, 'PX', expiry, 'NX') then
+        return false
+      elseif not call('SET', name, record, 'PX', forgotten, 'NX') then
+        if absent then
+          call('DEL', key)
+        end
         return false
       end
       call('ZADD', index, finish, id)
       if card == 0 or call('PTTL', index) < forgotten then
         call('PEXPIRE', index, forgotten + min(forgotten, 60000))
       end
-      if stored then
-        call('SET', key, stored, 'PX', milliseconds((full - left) / gain))
+      if stored and not absent then
+        call('SET', key, stored, 'PX', expiry)
       end
       if shape ~= '' or card > 64 and now % 4 == 0 then
         others = others or { lean(3) }
