@@ -3,7 +3,9 @@
 import asyncio
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import count
 from typing import Any, Self
 
@@ -18,6 +20,7 @@ from headgate import (
     Policy,
     RedisStore,
     SlidingWindow,
+    StoreAway,
     TokenBucket,
     per_minute,
     per_second,
@@ -25,6 +28,10 @@ from headgate import (
 from headgate.events import Alerted, Event, Violated
 from headgate.limits.violations import Backoff
 from headgate.stores.base import Ask, Offence, Verb
+from headgate.stores.redis import store as redis_store
+from headgate.stores.redis.clients import Clients
+from headgate.stores.redis.dropped_keys import drop_keys
+from headgate.stores.redis.keys import Keys
 from headgate.stores.redis.local_cache import LimitCache
 from tests.support.valkey import PATIENCE, Server, wait_for
 
@@ -319,6 +326,31 @@ def test_dropped_counts_take_tokens_that_are_drawn_ahead_with_them(
         limiter = Limiter(limit, store=store)
         assert all(limiter.check("a") for _ in range(5))
         verb(store, name)(*{"clear": ("", limit), "reset": ()}[name])
+        assert sum([bool(limiter.check("a")) for _ in range(200)]) == 100
+
+
+@pytest.mark.parametrize("name", ["clear", "reset"])
+@pytest.mark.parametrize("answered", [True, False])
+def test_tokens_that_are_drawn_while_the_counts_are_dropped_are_dropped_too(
+    server: Server, monkeypatch: pytest.MonkeyPatch, verb: Callable[[Any, str], Any], name: str, *, answered: bool
+) -> None:
+    """Also if the answer to the drop is lost: the server may have carried it out."""
+    limit = per_minute(1, burst=100)
+    with Fleet(server, 1, draw_ahead=0.5) as fleet:
+        store = fleet.stores[0]
+        limiter = Limiter(limit, store=store)
+
+        def drop(clients: Clients, keys: Keys, patterns: list[bytes]) -> Counter[str]:
+            assert all(limiter.check("a") for _ in range(5))
+            dropped = drop_keys(clients, keys, patterns)
+            if not answered:
+                raise StoreAway("lost")
+            return dropped
+
+        monkeypatch.setattr(redis_store, "drop_keys", drop)
+        monkeypatch.setattr(redis_store, "adrop_keys", drop)
+        with nullcontext() if answered else pytest.raises(StoreAway):
+            verb(store, name)(*{"clear": ("", limit), "reset": ()}[name])
         assert sum([bool(limiter.check("a")) for _ in range(200)]) == 100
 
 
