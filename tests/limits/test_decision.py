@@ -5,6 +5,8 @@ import pickle
 import pytest
 
 from headgate import BLOCKED, Decision, Limiter, ManualClock, MemoryStore, Outcome, per_minute, per_second
+from headgate.limits.decision import Violation
+from headgate.limits.violations import Standing
 
 
 def limiter() -> Limiter:
@@ -55,6 +57,13 @@ def test_equal_decisions_are_equal_and_pickle() -> None:
     assert pickle.loads(pickle.dumps(one)) == one
     assert one != limiter().check("a", 2)
     assert one != "allow"
+
+
+def test_values_of_two_classes_are_never_equal() -> None:
+    violation, standing = Violation(1, 0, False), Standing(1, 0, 0)
+    assert violation._fields() == standing._fields()
+    assert violation != standing
+    assert violation == Violation(1, 0, False)
 
 
 @pytest.mark.parametrize("name", ["outcome", "limit", "remaining", "retry_after", "reset_after", "bound", "anything"])

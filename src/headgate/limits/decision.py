@@ -57,6 +57,8 @@ class Value:
         """Its fields."""
 
     def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
         return isinstance(other, Value) and type(other) is type(self) and self._fields() == other._fields()
 
     def __hash__(self) -> int:
