@@ -513,7 +513,7 @@ end
 
 -- What is seldom needed.
 
--- The headrooms of a bucket, see headroom.lua; nil if there are other numbers among them, or too many.
+-- The headrooms of a bucket, see headroom.lua; nil if there are other numbers among them.
 local function read(stored)
   local rooms = { unpacked('<' .. string.rep('d', (#stored - 16) / 8), stored, 17) }
   rooms[#rooms] = nil
@@ -522,7 +522,7 @@ local function read(stored)
       return nil
     end
   end
-  return #rooms <= 75 and rooms or nil
+  return rooms
 end
 
 -- What is stored of a bucket with headrooms when there is one more hold, and its serial number; nil if it isn't simple.
