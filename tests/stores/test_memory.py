@@ -25,6 +25,7 @@ from headgate import (
 from headgate.limits.clock import Clock
 from headgate.stores import conformance
 from headgate.stores.base import Ask, Verb
+from headgate.stores.harness import cases_of
 from tests.support.refusals import refusal
 
 CASES = [*conformance.CASES, *conformance.HOLD_CASES, *conformance.ACCOUNT_CASES]
@@ -229,6 +230,12 @@ def test_max_keys_bad_input() -> None:
     for bad in (0, -1, True, 1.5, "many"):
         with pytest.raises(ValueError, match=r"^MemoryStore max_keys: expected a whole number from 1 to 9007"):
             MemoryStore(max_keys=bad)  # type: ignore[arg-type]
+
+
+def test_a_module_without_cases_is_a_mistake() -> None:
+    """As one whose functions can't be told, such as a compiled one: then every store would conform."""
+    with pytest.raises(AssertionError, match=r"test_memory has no cases: "):
+        cases_of({"__name__": __name__, "make": max})
 
 
 class ProxyClock:

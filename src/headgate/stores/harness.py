@@ -26,7 +26,9 @@ Case: TypeAlias = Callable[[MakeStore], None]
 def cases_of(module: Mapping[str, object]) -> tuple[Case, ...]:
     """The cases that a module has defined so far, in their order: its functions that take a `make` alone."""
     functions = [one for one in module.values() if isfunction(one) and one.__module__ == module["__name__"]]
-    return tuple([one for one in functions if [*signature(one).parameters] == ["make"]])
+    cases = tuple([one for one in functions if [*signature(one).parameters] == ["make"]])
+    assert cases, f"{module['__name__']} has no cases: without them every store would conform"
+    return cases
 
 
 class NotConforming(AssertionError):
