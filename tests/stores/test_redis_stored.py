@@ -26,7 +26,7 @@ from headgate.stores.holds import HoldTerms
 from headgate.stores.redis import RedisStore
 from headgate.stores.redis.keys import Keys
 from headgate.stores.redis.protocol import ApplyRequest, command
-from headgate.stores.redis.script import DIGEST, SOURCE
+from headgate.stores.redis.script import DIGEST, SOURCE, with_functions
 from tests.support.redis_store import doubles, keys_of, time_of
 from tests.support.valkey import PATIENCE, Server, wait_for
 
@@ -358,3 +358,10 @@ def test_a_window_takes_at_most_32_bytes_a_hit(raw: Any) -> None:
     raw.flushall()
     hit(raw, SlidingWindow(hits, window), hits)
     wait_for(lambda: raw.dbsize() == 0, "the window to expire", window + PATIENCE)
+
+
+def test_only_names_of_functions_stand_for_them_in_the_script() -> None:
+    assert with_functions("-- as in x_lua\ncall = my_lean_lua or lean_lua_too") == (
+        "-- as in x_lua\ncall = my_lean_lua or lean_lua_too"
+    )
+    assert with_functions("made = lean_lua").startswith("made = (function(...)\n")

@@ -27,8 +27,13 @@ _FUNCTIONS: Final = {
     "decide_lua": "\n".join([part("shared.lua"), *map(_module, _MODULES), part("decide.lua")]),
 }
 """What stands for each of them in plain.lua."""
-SOURCE: Final = (
-    part("common.lua")
-    + re.sub(r"\w+_lua", lambda name: f"(function(...)\n{_FUNCTIONS[name[0]]}end)", part("plain.lua"))
-).encode()
+
+
+def with_functions(text: str) -> str:
+    """A text with the functions that names stand for in it. No other word is one, in a comment neither."""
+    names = "|".join(_FUNCTIONS)
+    return re.sub(rf"\b({names})\b", lambda name: f"(function(...)\n{_FUNCTIONS[name[0]]}end)", text)
+
+
+SOURCE: Final = (part("common.lua") + with_functions(part("plain.lua"))).encode()
 DIGEST: Final = hashlib.sha1(SOURCE).hexdigest().encode()  # noqa: S324 - it is the name under which servers keep it
