@@ -59,7 +59,8 @@ _PUT: Final = (
     "INSERT INTO budgets (name, budget, key, start, ends, used) VALUES (?, ?, ?, ?, ?, ?) "
     "ON CONFLICT DO UPDATE SET start = excluded.start, ends = excluded.ends, used = excluded.used"
 )
-_DROP: Final = "DELETE FROM budgets WHERE name = ? AND budget = ? AND key = ?"
+_DROP_BUDGET: Final = "DELETE FROM budgets WHERE name = ? AND budget = ?"
+_DROP: Final = f"{_DROP_BUDGET} AND key = ?"
 _DROP_ENDED: Final = (
     "DELETE FROM budgets WHERE rowid IN (SELECT rowid FROM budgets WHERE ends <= ? ORDER BY ends LIMIT ?)"
 )
@@ -67,7 +68,8 @@ _PUT_DAY: Final = (
     "INSERT INTO meters (name, meter, key, root, start, amount) VALUES (?, ?, ?, ?, ?, ?) "
     "ON CONFLICT DO UPDATE SET amount = excluded.amount"
 )
-_DROP_DAY: Final = "DELETE FROM meters WHERE name = ? AND meter = ? AND key = ? AND start = ?"
+_DROP_METER: Final = "DELETE FROM meters WHERE name = ? AND meter = ?"
+_DROP_DAY: Final = f"{_DROP_METER} AND key = ? AND start = ?"
 _DROP_OLD_DAYS: Final = (
     "DELETE FROM meters WHERE rowid IN (SELECT rowid FROM meters WHERE start <= ? ORDER BY start LIMIT ?)"
 )
@@ -253,11 +255,9 @@ class MemoryFile(SqliteFile):
                 self._file.execute(_DROP_HOLD, _stored(hold))
             for limit in limits:
                 if isinstance(limit, Budget):
-                    of_budget = f"DELETE FROM budgets WHERE name = ? AND budget = ?{of_key}"  # noqa: S608 - a constant
-                    self._file.execute(of_budget, (_bytes(name), self._text(limit), *keys))
+                    self._file.execute(_DROP_BUDGET + of_key, (_bytes(name), self._text(limit), *keys))
                 elif isinstance(limit, Meter):
-                    of_meter = f"DELETE FROM meters WHERE name = ? AND meter = ?{of_key}"  # noqa: S608
-                    self._file.execute(of_meter, (_bytes(name), str(limit), *keys))
+                    self._file.execute(_DROP_METER + of_key, (_bytes(name), str(limit), *keys))
 
     def reset(self, now: int) -> None:
         """Delete everything."""
