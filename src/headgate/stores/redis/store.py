@@ -239,29 +239,31 @@ class RedisStore(RedisHolds, Closable):
 
     def record_violation(self, offence: Offence) -> Violation:
         """See `Store.record_violation`."""
-        try:
-            return self._executor.execute(ViolationRequest(self.keys, offence))
-        except (StoreAway, ForeignData) as error:
-            return self._fallback_on(error).memory.record_violation(offence)
+        return drive(self._record_violation(offence), self._executor.execute)
 
     async def arecord_violation(self, offence: Offence) -> Violation:
+        return await adrive(self._record_violation(offence), self._executor.aexecute)
+
+    def _record_violation(self, offence: Offence) -> Flow[Request[Any], Violation]:
         try:
-            return await self._executor.aexecute(ViolationRequest(self.keys, offence))
+            violation: Violation = yield ViolationRequest(self.keys, offence)
         except (StoreAway, ForeignData) as error:
             return self._fallback_on(error).memory.record_violation(offence)
+        return violation
 
     def standing(self, offence: Offence) -> Standing:
         """See `Store.standing`."""
-        try:
-            return self._executor.execute(StandingRequest(self.keys, offence))
-        except (StoreAway, ForeignData) as error:
-            return self._fallback_on(error).memory.standing(offence)
+        return drive(self._standing(offence), self._executor.execute)
 
     async def astanding(self, offence: Offence) -> Standing:
+        return await adrive(self._standing(offence), self._executor.aexecute)
+
+    def _standing(self, offence: Offence) -> Flow[Request[Any], Standing]:
         try:
-            return await self._executor.aexecute(StandingRequest(self.keys, offence))
+            standing: Standing = yield StandingRequest(self.keys, offence)
         except (StoreAway, ForeignData) as error:
             return self._fallback_on(error).memory.standing(offence)
+        return standing
 
     def forget(self, name: str, key: str, rule: Rule, root: str = "") -> bool:
         """See `Store.forget`. Raises `StoreAway` while the server is away: its counts can't be dropped then."""

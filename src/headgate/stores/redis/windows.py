@@ -15,7 +15,7 @@ from headgate.limits.numbers import LARGEST
 from headgate.stores.base import WindowCount
 from headgate.stores.redis.fallback import FallbackWindows
 from headgate.stores.redis.keys import admin_prefix, encode
-from headgate.stores.redis.protocol import ForeignData, Request
+from headgate.stores.redis.protocol import Answer, ForeignData, Request
 
 _LONGEST_KEY: Final = 512  # bytes; of longer ones the beginning and the digest are stored
 
@@ -36,20 +36,19 @@ class RedisWindows:
         self._fallback: Final = fallback
 
     async def hit(self, key: str, most: int, span: int) -> WindowCount:
-        try:
-            hit: WindowCount = await self._execute(_Hit(self._stored(key), most, span))
-        except (StoreAway, ForeignData) as error:
-            self._log_error(error)
-            return await self._fallback.hit(key, most, span)
-        return hit
+        return await self._ask(_Hit(self._stored(key), most, span), lambda: self._fallback.hit(key, most, span))
 
     async def count(self, key: str, most: int, span: int) -> int:
+        return await self._ask(_Count(self._stored(key), most, span), lambda: self._fallback.count(key, most, span))
+
+    async def _ask(self, request: Request[Answer], without: Callable[[], Awaitable[Answer]]) -> Answer:
+        """The answer to a request, or the one without the server."""
         try:
-            count: int = await self._execute(_Count(self._stored(key), most, span))
+            answer: Answer = await self._execute(request)
         except (StoreAway, ForeignData) as error:
             self._log_error(error)
-            return await self._fallback.count(key, most, span)
-        return count
+            return await without()
+        return answer
 
     async def forget(self, key: str) -> bool:
         dropped: bool = await self._execute(_Forget(self._stored(key)))
