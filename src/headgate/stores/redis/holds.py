@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from redis.client import NEVER_DECODE
 
@@ -44,8 +44,15 @@ from headgate.stores.redis.server_errors import server_errors
 
 _PAGE: Final = 100  # holds that one call reads
 
-Step: TypeAlias = Request[Any] | tuple[object, ...] | bytes
-"""A request, a command, or a pattern of the keys to find."""
+
+class FindKeys(NamedTuple):
+    """A step of a flow: all keys in the server that match a pattern."""
+
+    pattern: bytes
+
+
+Step: TypeAlias = Request[Any] | FindKeys | tuple[object, ...]
+"""A request, keys to find, or the words of a command."""
 
 
 class RedisHolds:
@@ -147,7 +154,7 @@ class RedisHolds:
 
     def _is_direct(self) -> bool:
         """Whether a verb is one request: nothing is drawn ahead here, and nothing waits to be booked."""
-        return self._caches is None and not self._outage.bookings
+        return self._caches is None and len(self._outage.bookings) == 0
 
     def _execute(self, request: HoldRequest, asks: Sequence[Ask]) -> HoldAnswer:
         if len(asks) > 1:
@@ -233,16 +240,16 @@ class RedisHolds:
         with server_errors():
             if isinstance(step, Request):
                 return self._executor.execute(step)
-            if isinstance(step, bytes):
-                return self._clients.call(partial(_scan, pattern=step), timeouts=None)
+            if isinstance(step, FindKeys):
+                return self._clients.call(partial(_scan, pattern=step.pattern), timeouts=None)
             return self._clients.call(_command(step))
 
     async def _aperform(self, step: Step) -> Any:
         with server_errors():
             if isinstance(step, Request):
                 return await self._executor.aexecute(step)
-            if isinstance(step, bytes):
-                return await self._clients.acall(partial(_ascan, pattern=step), timeouts=None)
+            if isinstance(step, FindKeys):
+                return await self._clients.acall(partial(_ascan, pattern=step.pattern), timeouts=None)
             return await self._clients.acall(_command(step))
 
     def _list(self, name: str, key: str, count: int) -> Flow[Step, list[ListedHold]]:
@@ -338,7 +345,10 @@ class RedisHolds:
 
     def _usage(self, name: str, first: int, last: int, asked: str | None) -> Flow[Step, list[UsageRow]]:
         rows: list[UsageRow] = []
-        names = (yield self.keys.days_pattern(name)) if asked is None else [self.keys.root(asked) + days_ending(name)]
+        if asked is None:
+            names = yield FindKeys(self.keys.days_pattern(name))
+        else:
+            names = [self.keys.root(asked) + days_ending(name)]
         for stored in names:
             root = self.keys.root_of(stored) if asked is None else asked
             start_of_names = stored.removesuffix(days_ending(name))
