@@ -6,7 +6,6 @@ from typing import Final
 from headgate._native import i64, mypyc_attr
 from headgate.limits.all_of import AllOf, AllOfState
 from headgate.limits.decision import Limit, State
-from headgate.limits.meter import MeterState
 from headgate.stores.asks import Ask, pieces_of
 from headgate.stores.holds import EXPIRED, MAX_CHARGES, OPEN, HoldState, ListedHold
 from headgate.stores.memory_tables import LimitTable
@@ -103,12 +102,8 @@ class HeldPiece(Charge):
             self.known = False
 
     def keep(self, now: i64) -> None:
-        """Keep a new state, unless it counts nothing."""
-        if not self.known and not self.limit.idle(self.state, now):
-            self.table.add(self.key, self.state)
-            self.known = True
-            if isinstance(self.state, MeterState):
-                self.state.root = self.root
+        if not self.known:
+            self.known = self.table.keep(self.key, self.limit, self.state, now, self.root)
 
     def leave(self) -> None:
         """Let go of the state, at the end of a verb."""

@@ -217,6 +217,15 @@ class LimitTable(Table):
         store.sweep(now)
         return decision
 
+    def keep(self, key: str, limit: Limit, state: State, now: i64, root: str) -> bool:
+        """Keep a new state, unless it counts nothing; whether it is kept."""
+        if limit.idle(state, now):
+            return False
+        self.add(key, state)
+        if isinstance(state, MeterState):
+            state.root = root
+        return True
+
 
 class ViolationTable(Table):
     """The violations recorded under one name and backoff."""
@@ -283,12 +292,8 @@ class Entry:
         self.keep(now)
 
     def keep(self, now: i64) -> None:
-        """Keep a new state, unless it counts nothing."""
-        if not self.known and not self.limit.idle(self.state, now):
-            self.table.add(self.key, self.state)
-            self.known = True
-            if isinstance(self.state, MeterState):
-                self.state.root = self.root
+        if not self.known:
+            self.known = self.table.keep(self.key, self.limit, self.state, now, self.root)
 
     def decide(self, verb: Verb, passes: bool, now: i64, low: i64) -> Decision:
         limit, cost, wait = self.limit, self.cost, self.wait
