@@ -45,7 +45,12 @@ async def run(attempt: "HoldAttempt[H]", queues: WaitQueues, key: str, timeout: 
     if not attempt.may_wait(timeout):
         return await _finish(attempt, await ask(attempt))
     clock, groups = attempt._store.clock, attempt.groups
-    decision = await aacquire(queues, key, clock, timeout, attempt.aperform, recheck=True, groups=groups)
+    try:
+        decision = await aacquire(queues, key, clock, timeout, attempt.aperform, recheck=True, groups=groups)
+    except (asyncio.CancelledError, Exception):
+        if attempt.may_be_granted():
+            await to_its_end(_give_back(attempt))
+        raise
     return await _finish(attempt, decision)
 
 
@@ -61,7 +66,7 @@ async def perform(attempt: "HoldAttempt[Any]", verb: Verb) -> "Decision":
 
 async def _finish(attempt: "HoldAttempt[H]", decision: "Decision") -> H:
     hold = attempt._handle(decision)
-    if attempt._may_be_granted(hold):
+    if not hold and attempt.may_be_granted():
         await _give_back(attempt)
     return hold
 

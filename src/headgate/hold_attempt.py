@@ -43,6 +43,7 @@ class HoldAttempt(Generic[AnyHold]):
         self._max_age: Final = None if max_age is None else age_of(max_age)
         self._called = 0
         self._answer: HoldAnswer | None = None
+        self._unanswered = False  # whether a server was asked that didn't answer: it may have granted the hold
         self.offence: Offence | None = None
         """Whose advised wait is enforced."""
         self.kept_waiting = False
@@ -86,7 +87,13 @@ class HoldAttempt(Generic[AnyHold]):
         if not self.may_wait(timeout):
             return self._finish(self.ask())
         clock, groups = self._store.clock, self.groups
-        return self._finish(acquire(queues, key, clock, timeout, self.perform, recheck=True, groups=groups))
+        try:
+            decision = acquire(queues, key, clock, timeout, self.perform, recheck=True, groups=groups)
+        except BaseException:
+            if self.may_be_granted():
+                self._give_back()
+            raise
+        return self._finish(decision)
 
     def arun(self, queues: WaitQueues, key: str, timeout: object) -> Coroutine[Any, Any, AnyHold]:
         return _hold_async.run(self, queues, key, timeout)
@@ -137,12 +144,14 @@ class HoldAttempt(Generic[AnyHold]):
         """The decision on whether to go on waiting."""
         self._answer = answer
         decision = answer.decision
+        if decision.degraded:
+            self._unanswered = True
         return decision if decision or answer.state == DENIED else decision.as_shadow()  # forced: it is granted
 
     def _finish(self, decision: Decision) -> AnyHold:
         """The hold on which this was the last decision. One that a server may have made all the same is given back."""
         hold = self._handle(decision)
-        if self._may_be_granted(hold):
+        if not hold and self.may_be_granted():
             self._give_back()
         return hold
 
@@ -161,9 +170,9 @@ class HoldAttempt(Generic[AnyHold]):
     def _made(self, answer: HoldAnswer, terms: HoldTerms) -> AnyHold:
         """The handle of what a store has answered."""
 
-    def _may_be_granted(self, hold: Hold) -> bool:
-        """Whether a server that didn't answer may still grant a hold that is denied here."""
-        return not hold and hold.decision.degraded and self._may_be_unknown()
+    def may_be_granted(self) -> bool:
+        """Whether a server that didn't answer may grant, or have granted, a hold that is denied here."""
+        return self._unanswered and self._may_be_unknown()
 
     def _may_be_unknown(self) -> bool:
         """Whether there may be a hold on a server that nobody has a handle of: its id was given to nobody."""

@@ -1,14 +1,19 @@
 """Holds of a gate that wait: whom they wait for, and under which rules they are decided."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
-from headgate import Gate, InvalidInput, ManualClock, MemoryStore, Policy
+from headgate import Decision, Gate, InvalidInput, ManualClock, MemoryStore, Outcome, Policy, RedisStore
 from headgate.gate.account_holds import AccountHold
+from headgate.stores.base import Ask
+from headgate.stores.holds import HoldAnswer, HoldTerms
 from tests.support.event_loop import until
+from tests.support.valkey import PATIENCE, Server
 
 ACCOUNTS: dict[str, Any] = {
     "default": {
@@ -263,6 +268,81 @@ async def test_f1_a_hold_whose_agent_moves_waits_no_longer_than_its_timeout(thre
     assert not waiting.done()
     clock.advance(LATER)
     assert not await asyncio.wait_for(waiting, 10)
+
+
+@pytest.fixture
+def unanswered(redis_server: Server) -> Iterator[tuple[Gate, ManualClock]]:
+    """A gate whose server makes the first hold, and doesn't answer."""
+    clock = ManualClock(1000)
+    policy = Policy(accounts={"default": {"agent": {"slots": "1 in flight"}}}, agents={"planner": {"account": "acme"}})
+    with RedisStore(redis_server.url, prefix=f"{uuid4().hex}:", timeout=PATIENCE, clock=clock) as store:
+
+        def lost(asks: Sequence[Ask], low: int, terms: HoldTerms) -> HoldAnswer:
+            made = RedisStore.hold(store, asks, low, terms)
+            store.hold, store.ahold = partial(RedisStore.hold, store), partial(RedisStore.ahold, store)  # type: ignore[method-assign]
+            assert made.state == "open"
+            limit = made.decision.limit
+            late = Decision(Outcome.DENY, limit, 0, 250_000, 0, -1).as_degraded(limit)
+            return HoldAnswer(late, "denied", made.costs, 0, ())
+
+        async def alost(asks: Sequence[Ask], low: int, terms: HoldTerms) -> HoldAnswer:
+            return lost(asks, low, terms)
+
+        store.hold, store.ahold = lost, alost  # type: ignore[method-assign]
+        yield Gate(policy, store=store), clock
+
+
+@pytest.mark.parametrize("thread", [False, True], ids=["task", "thread"])
+@pytest.mark.parametrize("change", ["block", "move"])
+async def test_f1_a_hold_that_a_server_may_have_made_is_given_back_whatever_denies_it_later(
+    unanswered: tuple[Gate, ManualClock], change: str, thread: bool
+) -> None:
+    gate, clock = unanswered
+    waiting = in_line(gate, thread, {}, timeout=30)
+    await until(lambda: gate.list_holds("acme"), "the hold")
+    await until(lambda: "acme" in gate._hold_queues._groups, "it to wait")
+    if change == "block":
+        gate.block("planner")
+    else:
+        gate.set_agent_account("planner", "globex")
+    clock.advance(LATER)
+    assert (await asyncio.wait_for(waiting, 10)).state == ("denied" if change == "block" else "open")
+    assert gate.list_holds("acme") == []
+
+
+async def test_f1_a_hold_that_a_server_may_have_made_is_given_back_if_its_caller_gives_up(
+    unanswered: tuple[Gate, ManualClock],
+) -> None:
+    gate, _ = unanswered
+    waiting = in_line(gate, False, {}, timeout=30)
+    await until(lambda: gate.list_holds("acme"), "the hold")
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    await asyncio.wait((waiting,))
+    assert gate.list_holds("acme") == []
+
+
+async def test_f1_a_hold_that_a_server_makes_late_is_given_back_though_it_was_denied_meanwhile(
+    unanswered: tuple[Gate, ManualClock],
+) -> None:
+    """What it is sent before it hangs may come after what it is sent later, on another connection."""
+    gate, clock = unanswered
+    waiting = in_line(gate, False, {}, timeout=30)
+    await until(lambda: gate.list_holds("acme"), "the hold")
+    (late,) = gate.list_holds("acme")
+    gate.find_hold("planner", late.id).cancel()
+    gate.store.reset()  # type: ignore[attr-defined]
+    first = gate.hold("planner", {})
+    asked = gate._hold_templates().attempt(("planner", {}, None, None, None, late.id, 0, 3600))
+    clock.advance(LATER)
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    first.cancel()
+    gate.block("planner")
+    assert asked.ask()
+    clock.advance(LATER)
+    assert (await asyncio.wait_for(waiting, 10)).state == "denied"
+    assert gate.list_holds("acme") == []
 
 
 @pytest.mark.parametrize("timeout", ["soon", -5, float("nan"), True, False])

@@ -91,7 +91,7 @@ class GateHolds(GateChanges):
 
         Its lease is 60 seconds, or `accounts.max_lease` if that is less. See `Limiter.hold` for the other arguments.
         """
-        request: HoldRequest = (agent, costs, session, tool, lease, hold_id, keep, max_age, hold_id is None)
+        request: HoldRequest = (agent, costs, session, tool, lease, hold_id, keep, max_age)
         while True:
             attempt = self._hold_templates().attempt(request)
             line = self._line_of(attempt, request, timeout)
@@ -124,7 +124,7 @@ class GateHolds(GateChanges):
         """`hold`, to be awaited, or used in `async with`."""
 
         async def make() -> AccountHold:
-            request: HoldRequest = (agent, costs, session, tool, lease, hold_id, keep, max_age, hold_id is None)
+            request: HoldRequest = (agent, costs, session, tool, lease, hold_id, keep, max_age)
             left = timeout
             while True:
                 attempt = self._hold_templates().attempt(request)
@@ -150,9 +150,10 @@ class GateHolds(GateChanges):
         waits = not is_zero(timeout)
         if not waits and not attempt.template.blocked:
             return ""
-        agent, costs, session, tool, lease, _, keep, max_age, own_id = request
+        agent, costs, session, tool, lease, given, keep, max_age = request
         hold_id, clock = attempt.hold_id.removeprefix(attempt.template.id_start), self._store.clock
-        again = agent, dict(costs), session, tool, lease, hold_id, keep, max_age, own_id
+        named = dict(costs)
+        again = agent, named, session, tool, lease, hold_id, keep, max_age
         end = None if timeout is None else clock.now() + microseconds("timeout", timeout)
 
         def look_again() -> Decision | None:
@@ -160,7 +161,8 @@ class GateHolds(GateChanges):
             if attempt.template.context is not templates.context:
                 other = templates.attempt(again)
                 if other.template.asks.path != attempt.template.asks.path:
-                    raise _AgentMoved(again, None if end is None else max(end - clock.now(), 0) / 1_000_000)
+                    left = None if end is None else max(end - clock.now(), 0) / 1_000_000
+                    raise _AgentMoved((agent, named, session, tool, lease, given, keep, max_age), left)
                 attempt.replace(other)
             return _BLOCKED if self._lookup.block_of(attempt.template.agent) is not None else None
 

@@ -18,10 +18,10 @@ LEASE: Final = 60
 """Seconds that a hold lasts unless it is told otherwise."""
 _REMEMBERED: Final = 10_000
 
-HoldRequest: TypeAlias = tuple[object, Any, object, object, object, object, object, object, bool]
+HoldRequest: TypeAlias = tuple[object, Any, object, object, object, object, object, object]
 """The arguments of `Gate.hold` besides its timeout, unchecked: agent, costs, session, tool, lease, id, keep, max_age.
 
-The last one says whether nobody else knows the id. A plain tuple, since one is made for each hold.
+A plain tuple, since one is made for each hold.
 """
 
 
@@ -39,7 +39,7 @@ class HoldTemplates:
 
     def attempt(self, request: HoldRequest) -> AccountAttempt:
         """An attempt at a hold, from what a caller gives."""
-        agent, costs, session, tool, lease, hold_id, keep, max_age, own_id = request
+        agent, costs, session, tool, lease, hold_id, keep, max_age = request
         owner, taken = self.owner(agent, costs, session, tool)
         template, asks = owner.template, owner.template.asks
         span = self._lease
@@ -49,7 +49,7 @@ class HoldTemplates:
         store_id = template.id_start + (HOLD_IDS.new() if hold_id is None else check_id(hold_id))
         note, forced = asks.note(owner.session), template.mode != "enforced"
         terms = HoldTerms(store_id, span, False, keep_of(keep), note, asks.text, self._most, forced)
-        return AccountAttempt(owner, asks.asks(taken, owner.session), terms, max_age, own_id)
+        return AccountAttempt(owner, asks.asks(taken, owner.session), terms, max_age, hold_id is None)
 
     def owner(
         self, agent: object, costs: object, session: object, tool: object
