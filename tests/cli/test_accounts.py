@@ -145,6 +145,30 @@ def test_bad_input_is_told_and_changes_nothing(
     assert gate.history() == []
 
 
+def test_f1_a_path_that_nothing_has_named_is_pointed_out_when_it_is_given_a_plan(
+    gate: Gate, headgate: Command, printed_json: Callable[..., Any]
+) -> None:
+    assert headgate("accounts", "plan", "acme/serach", "pro")[2] == (
+        "note: the account acme/serach is new: nothing named it before\n"
+    )
+    assert headgate("accounts", "plan", "acme/search", "pro")[2] == ""
+    assert headgate("accounts", "plan", "acme/search/planner", "pro")[2] == "note: no agent named planner is registered\n"
+    assert printed_json("accounts", "plan", "acme/serach2", "pro")["known"] is False
+    assert headgate("accounts", "plan", "acme/serach3", "pro", "--json")[2] == ""
+
+
+def test_f1_an_account_that_is_new_is_pointed_out_when_an_agent_moves_to_it(gate: Gate, headgate: Command) -> None:
+    assert headgate("accounts", "move", "planner", "acme/serach") == (
+        0,
+        "planner belongs to acme/serach now\n",
+        (
+            "note: the account acme/serach is new: nothing named it before\n"
+            "note: no agent named planner is registered\n"
+        ),
+    )
+    assert headgate("accounts", "move", "planner", "acme/serach2", "--json")[2] == ""
+
+
 def test_f1_holds_are_listed_and_one_is_cancelled(gate: Gate, headgate: Command) -> None:
     gate.hold("planner", {"usd": "3", "tokens": 7}, session="run-1", tool="web", lease=90, hold_id="first")
     gate.hold("planner", {"usd": "1"}, lease=100, hold_id="second")

@@ -14,11 +14,13 @@ from websockets.exceptions import ConnectionClosed
 
 from headgate import ManualClock, Policy
 from headgate.cli import block
+from headgate.cli.agent_page import page_text
 from headgate.gate.changes import session_limit
 from headgate.hub.config_file import ConfigFile
 from tests.support.agent_connections import flood
 from tests.support.cli import Command, StartHub
 from tests.support.hub import ADMIN, VIEWER
+from tests.support.hub_answers import DETAIL
 from tests.support.valkey import wait_for
 
 pytestmark = pytest.mark.once
@@ -142,6 +144,11 @@ def test_the_page_of_an_agent_says_how_long_it_gets_no_tasks(running_hub: StartH
         assert "connected; gets no new tasks for 3539 s (2 violations)\n" in headgate("agents", "planner")[1]
         hub.clock.advance(3540)
         assert "state         connected\n" in headgate("agents", "planner")[1]
+
+
+def test_the_page_of_an_agent_of_an_older_hub_does_not_say_how_long() -> None:
+    older = {name: value for name, value in DETAIL.items() if name != "quiet_left_ms"}
+    assert "state         connected; gets no new tasks (1 violation); advised wait 1 s\n" in page_text(older)
 
 
 def test_the_page_of_an_agent_as_json_is_what_the_hub_says(

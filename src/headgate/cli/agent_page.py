@@ -47,7 +47,8 @@ def _facts(data: dict[str, Any], agent: AgentSummary) -> Iterator[tuple[str, str
     state = ["connected" if agent.connected else "not connected"]
     if data["rate_limited"]:
         count = "1 violation" if agent.violations == 1 else f"{agent.violations} violations"
-        state.append(f"gets no new tasks for {seconds(whole(data['quiet_left_ms']))} ({count})")
+        quiet = f" for {seconds(whole(data['quiet_left_ms']))}" if "quiet_left_ms" in data else ""  # of an older hub
+        state.append(f"gets no new tasks{quiet} ({count})")
         state += [f"advised wait {agent.wait}"] if agent.wait_ms else []
     state += ["exempt from all limits"] if agent.exempt else []
     yield "state", "; ".join(state)
