@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
@@ -14,6 +15,7 @@ from headgate import HoldError, InvalidInput, ManualClock, Policy, UnknownHold
 from headgate.client import HoldClient, HoldDenied, HubUnavailable, Refused, SyncHoldClient
 from headgate.flow import Flow, adrive, drive
 from headgate.gate.accounts import Bound
+from tests.support.event_loop import turns, until
 from tests.support.hub import ADMIN, Running, running
 from tests.support.valkey import PATIENCE, wait_for
 
@@ -430,3 +432,50 @@ def test_many_threads_share_a_client(hub: Running, token: str) -> None:
 
         assert sum(pool.map(work, range(40))) == 33
     assert left(hub) == "0.10 2"
+
+
+class SlowHub:
+    """A hub that answers holds only when `answer` is set. `asked` has what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.answer = asyncio.Event()
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request.url.path)
+        if request.url.path == "/v1/holds":
+            await self.answer.wait()
+        return httpx.Response(200, json={})
+
+    def client(self, clock: ManualClock) -> HoldClient:
+        return HoldClient("http://hub", "token", http=httpx.AsyncClient(transport=httpx.MockTransport(self)), clock=clock)
+
+
+async def test_a_hold_that_waits_hangs_up_and_is_cancelled_once_the_hub_has_surely_seen_it() -> None:
+    hub, clock = SlowHub(), ManualClock(1000)
+    async with hub.client(clock) as client:
+        task = asyncio.create_task(_hold_for_ever(client, asyncio.Event()))
+        await until(lambda: hub.asked, "the hold")
+        task.cancel()
+        await until(lambda: clock._alarms, "the pause")
+        clock.advance(0.499)
+        await turns(20)
+        assert hub.asked == ["/v1/holds"]
+        clock.advance(0.001)
+        await until(lambda: len(hub.asked) == 2, "the cancellation")
+        assert re.fullmatch("/v1/holds/[0-9a-f]{32}/cancel", hub.asked[1])
+
+
+async def test_a_hold_that_does_not_wait_is_cancelled_after_its_answer() -> None:
+    hub, clock = SlowHub(), SkippingClock()
+    async with hub.client(clock) as client:
+        task = asyncio.create_task(client.hold({"usd": 1}, hold_id="one")._make())  # type: ignore[arg-type]
+        await until(lambda: hub.asked, "the hold")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await turns(20)
+        assert hub.asked == ["/v1/holds"]
+        hub.answer.set()
+        await until(lambda: len(hub.asked) == 2, "the cancellation")
+        assert (hub.asked[1], clock.pauses) == ("/v1/holds/one/cancel", [])
