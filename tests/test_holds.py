@@ -519,6 +519,23 @@ def test_bad_input_is_refused_and_nothing_is_counted(clock: ManualClock, options
     assert limiter.list_holds("a") == []
 
 
+def test_what_is_spent_is_rounded_up_where_it_has_too_many_decimals(clock: ManualClock) -> None:
+    limiter = make("10 usd in all", clock)
+    limiter.hold("a", 1).settle(0.1 + 0.2)
+    assert limiter.peek("a").left == Decimal("9.699999")
+    with limiter.hold("a", 1) as hold:
+        hold.use(Fraction(1, 3))
+        hold.use("0.0000001")
+        hold.use(Decimal("0.1"))
+        with pytest.raises(InvalidInput, match="cost: expected a number with at most 6 decimals"):
+            hold.extend(0.1 + 0.2)  # what is reserved is chosen
+    assert limiter.peek("a").left == Decimal("9.699999") - Decimal("0.433335")
+    other = make("10 in all", clock).hold("a", 3)
+    for wrong in (1.5, "1.5", Decimal("1.5")):
+        with pytest.raises(InvalidInput, match="cost: expected a whole number"):
+            other.settle(wrong)
+
+
 @pytest.mark.long
 def test_open_holds_of_a_key_are_bounded(clock: ManualClock) -> None:
     limiter = make("10000000/minute", clock)
@@ -713,7 +730,7 @@ class Resources:
     def asks(self, tokens: int, usd: int) -> tuple[Ask, ...]:
         return Ask("tokens", "a", parse("100 in all"), tokens), Ask("usd", "a", parse("10 in all"), usd)
 
-    def read_costs(self, cost: object, unnamed: tuple[int, ...]) -> tuple[int, ...]:
+    def read_costs(self, cost: object, unnamed: tuple[int, ...], *, spent: bool = False) -> tuple[int, ...]:
         assert isinstance(cost, dict)
         return cost.get("tokens", unnamed[0]), cost.get("usd", unnamed[1])
 

@@ -141,7 +141,10 @@ class Hold:
         return self._state != DENIED
 
     def use(self, cost: object = 1) -> None:
-        """Add to what `settle` counts. It is a sum in this process: nothing is asked of the store."""
+        """Add to what `settle` counts. It is a sum in this process: nothing is asked of the store.
+
+        A cost with more decimals than the limit counts is rounded up, as it is by `settle`: it is spent already.
+        """
         if not self._is_unsettled():
             raise HoldError(
                 f"hold {self.id!r} of {self.key!r}: expected an open hold to use, got one that is {self.state}",
@@ -149,7 +152,7 @@ class Hold:
             )
         self._ready()
         unused = (_UNUSED,) * len(self._costs)
-        more = self._owner.read_costs(cost, unused)
+        more = self._owner.read_costs(cost, unused, spent=True)
         used = tuple(map(_sum, self._used or unused, more))
         _refuse_too_much(used, cost)
         self._used = used
@@ -218,7 +221,7 @@ class Hold:
     def _settled(self, cost: object) -> tuple[int, ...] | None:
         if cost is None:
             return self._used_or_reserved() if self._used is not None or not self._is_unsettled() else None
-        costs = self._owner.read_costs(cost, self._used_or_reserved())
+        costs = self._owner.read_costs(cost, self._used_or_reserved(), spent=True)
         if costs != self._costs:
             _refuse_too_much(costs, cost)
         if self and not self._is_unsettled() and costs != self._costs:  # known even while the store is away
@@ -399,7 +402,7 @@ class LocalHold(Hold):
                 if local.whole and type(cost) is int and 0 <= cost <= LARGEST:
                     units = cost
                 else:
-                    units = local.owner.read_costs(cost, (held.cost,))[0]
+                    units = local.owner.read_costs(cost, (held.cost,), spent=True)[0]
                     if units != held.cost:
                         _refuse_too_much((units,), cost)
             decision = local.holds.settle_one(held, units, SETTLED, local.store.now(), local.low)

@@ -17,10 +17,11 @@ class HoldOwner(Protocol):
     def low(self) -> int:
         """The share of the capacity, in thousandths, below which a decision warns."""
 
-    def read_costs(self, cost: object, unnamed: tuple[int, ...]) -> tuple[int, ...]:
+    def read_costs(self, cost: object, unnamed: tuple[int, ...], *, spent: bool = False) -> tuple[int, ...]:
         """The cost of each ask, in smallest units, from what a caller gives: 0 or more.
 
-        Of an ask for a resource that the caller doesn't name, it is what `unnamed` has in its place.
+        Of an ask for a resource that the caller doesn't name, it is what `unnamed` has in its place. What is `spent`
+        already is rounded up, if it has more decimals than the limit counts.
         """
 
     def denial(self, key: str, decision: Decision) -> RateLimited:

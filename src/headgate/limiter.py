@@ -251,8 +251,8 @@ class LimiterHolds:
             refuse("Limiter.hold", "a store that can hold (headgate.stores.holds.HoldStore)", self._store)
         return self._store
 
-    def read_costs(self, cost: object, unnamed: tuple[int, ...]) -> tuple[int, ...]:
-        return (cost_in(self._decimals, cost, zero=True),)
+    def read_costs(self, cost: object, unnamed: tuple[int, ...], *, spent: bool = False) -> tuple[int, ...]:
+        return (cost_in(self._decimals, cost, zero=True, round_up=spent),)
 
     def denial(self, key: str, decision: Decision) -> RateLimited:
         return denial_error(key, decision)

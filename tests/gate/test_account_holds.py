@@ -661,6 +661,18 @@ def test_f1_a_hold_that_makes_no_sense_is_refused_and_counts_nothing(
     assert left(gate, "planner") == before
 
 
+def test_f1_a_computed_price_that_is_spent_is_rounded_up(gate: Gate) -> None:
+    with gate.hold("planner", {"usd": 1}) as hold:
+        hold.use({"usd": 0.1 + 0.2})
+        hold.use({"usd": 0.1 + 0.2, "tokens": 5})
+        with pytest.raises(InvalidInput, match="cost of usd: expected a number with at most 6 decimals"):
+            hold.extend({"usd": 0.1 + 0.2})
+        with pytest.raises(InvalidInput, match="cost of tokens: expected a whole number"):
+            hold.use({"tokens": 1.5})
+    gate.hold("planner", {"usd": 1}).settle({"usd": 0.7 + 0.1})
+    assert left(gate, "planner")["usd of acme"] == str(10 - Decimal("0.600002") - Decimal("0.8"))
+
+
 @pytest.mark.parametrize("paths", [5, "acme"])
 def test_f1_accounts_are_asked_for_by_their_paths(gate: Gate, paths: Any) -> None:
     with pytest.raises(InvalidInput, match=r"^accounts: expected paths of accounts, such as \['acme', 'acme/search'\]"):

@@ -444,6 +444,12 @@ def test_an_account_lists_holds_of_the_callers_own(tenant: Tenant) -> None:
     assert refused(too_many) == (400, "invalid", "query: Expected `int` <= 100 - at `$.holds`")
 
 
+def test_what_was_spent_is_rounded_up_where_it_has_too_many_decimals(tenant: Tenant) -> None:
+    held = hold(tenant.planner, {"usd": "1"})
+    settled = tenant.planner.post(f"/v1/holds/{held['id']}/settle", json={"costs": {"usd": "0.30000000000000004"}})
+    assert (settled.status_code, settled.json()["costs"]["usd"]) == (200, "0.300001")
+
+
 def test_the_status_of_an_account_adds_up(tenant: Tenant) -> None:
     first = hold(tenant.planner, {"usd": "1"})
     hold(tenant.writer, {"usd": "2"})
@@ -521,7 +527,8 @@ def test_an_invalid_hold_charges_nothing(tenant: Tenant, body: Any, detail: str)
 @pytest.mark.parametrize(
     ("verb", "body", "status"),
     [
-        ("settle", {"costs": {"usd": "0.0000001"}}, 400),
+        ("settle", {"costs": {"usd": 0.1 + 0.2}}, 400),
+        ("settle", {"costs": {"tokens": "1.5"}}, 400),
         ("settle", {"costs": {"coins": 1}}, 400),
         ("settle", {"costs": 5}, 400),
         ("settle", {"lease": 5}, 400),

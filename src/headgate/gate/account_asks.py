@@ -107,10 +107,10 @@ class AccountAsks:
         """What is kept with a hold, to make its asks again: what neither its key nor its id tells."""
         return f"{self._between}\t{self.tool}\t{session}"
 
-    def costs_of(self, given: object, unnamed: Sequence[int] | None = None) -> tuple[int, ...]:
+    def costs_of(self, given: object, unnamed: Sequence[int] | None = None, *, spent: bool = False) -> tuple[int, ...]:
         """Costs of the resources in smallest units. Those that aren't named cost what `unnamed` says, or nothing.
 
-        A new hold, for which `unnamed` is None, makes one request.
+        A new hold, for which `unnamed` is None, makes one request. What is `spent` already is rounded up.
         """
         if type(given) is not dict and not isinstance(given, Mapping):
             expected = 'costs by resource, such as {"tokens": 1200}'
@@ -129,7 +129,7 @@ class AccountAsks:
                 costs[place] = cost
                 continue
             try:
-                costs[place] = cost_in(decimals, cost, zero=unnamed is not None or name != REQUESTS)
+                costs[place] = cost_in(decimals, cost, zero=unnamed is not None or name != REQUESTS, round_up=spent)
             except ValueError as error:
                 refuse(f"cost of {name}", str(error).partition("expected ")[2].partition(", got")[0], cost)
             if costs[place] > LARGEST:

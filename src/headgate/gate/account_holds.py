@@ -77,9 +77,9 @@ class AccountHoldOwner:
         self.hold_store: Final = template.context.hold_store
         self.low: Final = template.context.low
 
-    def read_costs(self, cost: object, unnamed: Sequence[int]) -> tuple[int, ...]:
+    def read_costs(self, cost: object, unnamed: Sequence[int], *, spent: bool = False) -> tuple[int, ...]:
         asks = self.template.asks
-        return asks.by_ask(asks.costs_of(cost, asks.by_resource(unnamed)))
+        return asks.by_ask(asks.costs_of(cost, asks.by_resource(unnamed), spent=spent))
 
     def denial(self, key: str, decision: Decision) -> RateLimited:
         asks, bound = self.template.asks, None

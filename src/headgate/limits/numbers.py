@@ -49,10 +49,11 @@ def cost_of(value: object, least: int = 1) -> int:
     return min(number, LARGEST + 1)
 
 
-def cost_in(decimals: int, value: object, *, zero: bool = False) -> int:
+def cost_in(decimals: int, value: object, *, zero: bool = False, round_up: bool = False) -> int:
     """A cost in smallest units, for a limit that counts so many decimals; with `zero`, 0 is one too.
 
-    Without decimals it is what `cost_of` reads, or a whole Decimal, as which holds tell their costs.
+    Without decimals it is what `cost_of` reads, or a whole Decimal, as which holds tell their costs. With them, and
+    with `round_up`, it may have more.
 
     >>> cost_in(6, "0.0312"), cost_in(6, 2), cost_in(0, 2), cost_in(0, Decimal(2))
     (31200, 2000000, 2, 2)
@@ -64,7 +65,7 @@ def cost_in(decimals: int, value: object, *, zero: bool = False) -> int:
         if is_large and value == value.to_integral_value():
             return LARGEST + 1  # as for an int
     if decimals or type(value) is Decimal:
-        return smallest_units("cost", value, decimals, zero=zero)
+        return smallest_units("cost", value, decimals, zero=zero, round_up=round_up and decimals > 0)
     return cost_of(value, least=0 if zero else 1)
 
 
@@ -75,7 +76,7 @@ def smallest_units(
 
     It is an int, a float, a Decimal, a Fraction or a text. A float is the decimal that it prints.
     """
-    if type(value) is str and not round_up and _WRITTEN.fullmatch(value):  # as most are: without fractions
+    if type(value) is str and _WRITTEN.fullmatch(value):  # as most are: without fractions
         whole_part, _, decimal_part = value.partition(".")
         if len(decimal_part) <= decimals:
             found = int(whole_part + decimal_part.ljust(decimals, "0"))
