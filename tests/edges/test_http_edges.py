@@ -10,11 +10,23 @@ import httpx
 import pytest
 
 from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy, RedisStore
-from headgate.edges.asgi import RateLimitMiddleware
+from headgate.edges.asgi import RateLimitMiddleware, Receive, Scope, Send
+from headgate.edges.wsgi import RateLimitMiddleware as WsgiMiddleware
 from headgate.http import ProblemDetails
 from tests.support.greeting_app import header, hello, maybe_async, memory_limiter, remaining, served
 from tests.support.http_callers import statuses
-from tests.support.http_edges import AsgiEdge, Edge, FastapiEdge, WsgiEdge, client_of, edges, every_edge, sync_or_async
+from tests.support.http_edges import (
+    AsgiEdge,
+    Edge,
+    FastapiEdge,
+    WsgiEdge,
+    client_at,
+    client_of,
+    edges,
+    every_edge,
+    serving_wsgi,
+    sync_or_async,
+)
 from tests.support.ports import nobody
 from tests.support.valkey import PATIENCE, Server, wait_for
 
@@ -53,6 +65,32 @@ def test_b3_by_default_each_address_is_limited_and_a_denial_says_when_to_retry(e
         clock.advance(0.001)
         assert client.get("/").text == "hello"
     assert len(app.served) == 3
+
+
+@pytest.mark.parametrize("options", [{}, {"settle": lambda request, response: 2}])
+def test_f1_a_status_that_cant_be_read_in_an_outage_is_a_503(options: dict[str, Any]) -> None:
+    policy = Policy(accounts={"default": {"agent": {"usd": "5/calendar day"}}})
+    with nobody() as port, Gate(policy, store=f"redis://127.0.0.1:{port}") as gate:
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await gate.aexplain("planner")
+
+        def wsgi_app(environ: Any, start_response: Any) -> list[bytes]:
+            gate.explain("planner")
+            return []
+
+        with served(RateLimitMiddleware(app, "100/minute", **options)) as client:
+            answers = [client.get("/") for _ in range(2)]  # what is the same for all is known from the second on
+        with serving_wsgi(WsgiMiddleware(wsgi_app, "100/minute", **options)) as at, client_at(at) as client:
+            answers.append(client.get("/"))
+    for answer in answers:
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json()["detail"] == "limits can't be read or changed at the moment; try again in 1 s"
+        assert (answer.json()["type"].partition("#")[2], answer.json()["error"]) == (
+            "temporary-reduced-capacity",
+            "rate_limited",
+        )
+        assert "ratelimit" not in answer.headers
 
 
 @pytest.mark.parametrize("edge", [AsgiEdge, WsgiEdge])

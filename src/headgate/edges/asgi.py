@@ -21,7 +21,7 @@ from headgate.edges.requests import (
 from headgate.edges.reservation import CheckedRequest
 from headgate.edges.settlement import acomplete
 from headgate.edges.websocket import WebSocketLimits, WebSocketMiddleware
-from headgate.errors import RateLimited
+from headgate.errors import RateLimited, StoreAway
 from headgate.flow import adrive
 from headgate.gate import Gate
 from headgate.stores.base import Store
@@ -47,7 +47,8 @@ class RateLimitMiddleware:
 
     The dependencies of an application (`headgate.edges.fastapi.RateLimit`) count in this store, too, and have the
     options `key`, `exempt`, `headers`, `proxies` and `body`, unless they are given others. A response has one set of
-    headers, of the limit that binds. If `RateLimited` is raised before the response, it is answered like a denial.
+    headers, of the limit that binds. If `RateLimited` or `StoreAway` is raised before the response, that is answered
+    like a denial.
 
     A WebSocket counts when it connects, as a request with the method "WEBSOCKET"; `websocket` limits its messages.
     Bodies are streamed both ways. A request stays counted if its handler raises (see `refund_crashes`) or its client
@@ -109,7 +110,7 @@ class RateLimitMiddleware:
                 scope[SCOPE_KEY], send = limits, limits.sender(send)
                 try:
                     await self._app(scope, receive, send)
-                except RateLimited as error:
+                except (RateLimited, StoreAway) as error:
                     await self._answer(error, limits, scope, send)
                 return
             request = request or AsgiRequest(scope, guard.proxies)
@@ -135,7 +136,7 @@ class RateLimitMiddleware:
         try:
             try:
                 await self._app(scope, receive, send)
-            except RateLimited as error:
+            except (RateLimited, StoreAway) as error:
                 await self._answer(error, limits, scope, send)
         except BaseException as error:
             if response is not None:
@@ -144,8 +145,8 @@ class RateLimitMiddleware:
         if response is not None:
             await response.end()
 
-    async def _answer(self, error: RateLimited, limits: RequestLimits, scope: Scope, send: Send) -> None:
-        """Answer a request in which `RateLimited` was raised, if that is still possible."""
+    async def _answer(self, error: RateLimited | StoreAway, limits: RequestLimits, scope: Scope, send: Send) -> None:
+        """Answer a request in which `RateLimited` or `StoreAway` was raised, if that is still possible."""
         if limits.response_started:
             raise error
         guard, limits.headers = self._guard, []  # they tell of limits that have let it pass

@@ -28,7 +28,7 @@ from headgate.edges.paths import RoutePatterns, SkipPatterns
 from headgate.edges.requests import HttpRequest, HttpResponse, Proxies
 from headgate.edges.reservation import CheckedRequest, reserve, reserve_all
 from headgate.edges.settlement import Counts, Settlement
-from headgate.errors import InvalidInput, RateLimited, refuse, refuse_option
+from headgate.errors import InvalidInput, RateLimited, StoreAway, refuse, refuse_option
 from headgate.flow import Flow
 from headgate.gate import Gate
 from headgate.gate.policy import check_agent
@@ -480,8 +480,8 @@ class Guard:
         """The response to a denied request, without the headers of its limit."""
         return self._deny(checked.request, describe_denial(checked.decision, checked.counter.label(checked.tier)))
 
-    def denial_of(self, request: HttpRequest, error: RateLimited) -> Flow[object, "DenialResponse"]:
-        """The response to a request in which `RateLimited` was raised."""
+    def denial_of(self, request: HttpRequest, error: RateLimited | StoreAway) -> Flow[object, "DenialResponse"]:
+        """The response to a request in which `RateLimited` or `StoreAway` was raised."""
         return self._deny(request, describe_error(error))
 
     def _deny(self, request: HttpRequest, problem: ProblemDetails) -> Flow[object, "DenialResponse"]:

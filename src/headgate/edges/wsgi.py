@@ -13,7 +13,7 @@ from headgate.edges.guard import DenialResponse, Guard, LimitGiven, Options
 from headgate.edges.requests import HttpResponse, WsgiRequest, decode_headers
 from headgate.edges.reservation import CheckedRequest
 from headgate.edges.settlement import complete, reject_awaitable
-from headgate.errors import RateLimited
+from headgate.errors import RateLimited, StoreAway
 from headgate.flow import drive
 from headgate.gate import Gate
 from headgate.stores.base import Store
@@ -81,7 +81,7 @@ class RateLimitMiddleware:
         try:
             try:
                 parts = self._app(environ, start_response)
-            except RateLimited as error:
+            except (RateLimited, StoreAway) as error:
                 if limits.response_started:
                     raise
                 limits.headers = []  # they tell of limits that have let it pass

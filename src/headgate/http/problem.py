@@ -3,7 +3,7 @@
 import json
 from typing import Final, NamedTuple, TypeAlias
 
-from headgate.errors import Bound, RateLimited
+from headgate.errors import Bound, RateLimited, StoreAway
 from headgate.http.header_writer import SLOT_WAIT, advised_wait, whole_seconds
 from headgate.http.headers import is_count
 from headgate.http.structured_fields import as_printable
@@ -13,6 +13,8 @@ Headers: TypeAlias = list[tuple[str, str]]
 
 PROBLEM_JSON: Final = "application/problem+json"
 _TYPES: Final = "https://iana.org/assignments/http-problem-types#"
+_REDUCED: Final = "temporary-reduced-capacity"
+_AWAY: Final = 1000  # milliseconds until a server that was away is asked again
 _SLOTS: Final = " in flight"  # how the text of slots ends
 SHOULD_RETRY: Final = "x-should-retry"
 """The header that tells SDKs, such as those of language models, whether to repeat a request: "true" or "false"."""
@@ -75,8 +77,11 @@ def describe_denial(decision: Decision, tier: str) -> ProblemDetails:
     return _describe(wait_ms(decision), advised_wait(decision) is None, decision.degraded, tier, policy, slots)
 
 
-def describe_error(error: RateLimited) -> ProblemDetails:
-    """The problem details of a `RateLimited` that was raised while a request was handled."""
+def describe_error(error: RateLimited | StoreAway) -> ProblemDetails:
+    """The problem details of a `RateLimited` that was raised while a request was handled, or of a `StoreAway`."""
+    if isinstance(error, StoreAway):
+        away = f"limits can't be read or changed at the moment; try again in {_AWAY // 1000} s"
+        return ProblemDetails(503, _REDUCED, away, _AWAY, "")
     wait = None if error.retry_after_ms is None else error.retry_after_ms * 1000
     slots = error.pace.endswith(_SLOTS) if error.bound is None else error.bound.resource == "slots"
     if wait is not None and slots:
@@ -115,7 +120,7 @@ def _describe(wait: int, no_wait_helps: bool, degraded: bool, tier: str, policy:
     again = f"try again in {wait // 1000} s"
     if degraded:
         detail = f"requests can't be counted at the moment; {again}"
-        return ProblemDetails(503, "temporary-reduced-capacity", detail, wait, tier, (policy,))
+        return ProblemDetails(503, _REDUCED, detail, wait, tier, (policy,))
     too_many = "too many requests at the same time" if slots else "too many requests"
     never = "the limit never allows this request, however long it waits"
     detail = never if no_wait_helps else f"{too_many}; {again}"
