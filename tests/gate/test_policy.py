@@ -39,7 +39,8 @@ def test_the_defaults() -> None:
     assert policy.backoff.steps == (1, 2, 5, 10, 30)
     assert (policy.backoff.quiet, policy.backoff.enforce) == (60, False)
     assert (policy.backoff.alert_after, policy.backoff.alert_window) == (10, 300)
-    assert (policy.on_failure, policy.store_timeout, policy.nodes) == ("local", 0.25, 1)
+    assert (policy.on_failure, policy.on_failure_holds) == ("local", "closed")
+    assert (policy.store_timeout, policy.nodes) == (0.25, 1)
 
 
 def test_a8_every_action_of_the_table_is_classified() -> None:
@@ -100,6 +101,7 @@ window = 60
 
 [store]
 on_failure = "closed"
+on_failure_holds = "local"
 timeout = 0.1
 nodes = 3
 """
@@ -127,7 +129,8 @@ def test_a_file_can_set_everything(full: Policy) -> None:
     assert (full.shadow, set(full.shadow_tiers), set(full.shadow_agents)) == (False, {"light"}, {"a b"})
     assert [str(network) for network in full.exempt_addresses] == ["127.0.0.1/32", "10.0.0.0/8", "::1/128"]
     assert (full.backoff.steps, full.backoff.enforce, full.backoff.alert_after) == ((0.5, 1), True, 3)
-    assert (full.on_failure, full.store_timeout, full.nodes, full.warn_at) == ("closed", 0.1, 3, 0.9)
+    assert (full.on_failure, full.on_failure_holds) == ("closed", "local")
+    assert (full.store_timeout, full.nodes, full.warn_at) == (0.1, 3, 0.9)
 
 
 def test_a_policy_writes_what_it_reads(full: Policy, tmp_path: Path) -> None:
@@ -214,6 +217,8 @@ SECTIONS = (
         ({"backoff": {"enforce": "yes"}}, "backoff.enforce: expected true or false, got 'yes'"),
         ({"alerts": {"violations": 0}}, "alerts.violations: expected a whole number from 1 to 1000, got 0"),
         ({"store": {"on_failure": "retry"}}, "store.on_failure: expected one of open, closed, local, got 'retry'"),
+        ({"store": {"on_failure_holds": "pass"}},
+         "store.on_failure_holds: expected one of open, closed, local, got 'pass'"),
         ({"store": {"timeout": -1}}, f"store.timeout: expected {SECONDS} to 3600, got -1"),
         ({"store": {"timeout": 1e10}}, f"store.timeout: expected {SECONDS} to 3600, got 10000000000.0"),
         ({"store": {"nodes": 10_001}}, "store.nodes: expected a whole number from 1 to 10000, got 10001"),
@@ -297,7 +302,7 @@ WHERE = (
     "warn_at channels tiers exempt shadow limits limits.heavy limits.bulk limits.ws limits.ws.heavy actions actions.ws "
     "actions.ws.ping addresses addresses.limit addresses.exempt sessions sessions.limit agents agents.a "
     "agents.a.heavy agents.a.session agents.a.shadow backoff backoff.steps backoff.quiet backoff.enforce alerts "
-    "alerts.violations alerts.window store store.on_failure store.timeout store.nodes"
+    "alerts.violations alerts.window store store.on_failure store.on_failure_holds store.timeout store.nodes"
 )
 numbers = st.integers() | st.integers(-(10**30), 10**30) | st.floats() | st.sampled_from([2**63, 1e-300, 10**400])
 plain = st.none() | st.booleans() | numbers | st.text() | st.sampled_from(["1/s", "ws", "bulk", "9" * 22 + "/year"])

@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from signal import SIGCONT, SIGSTOP
 from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
@@ -19,7 +20,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from headgate import ManualClock, Policy, RedisStore
+from headgate import Gate, ManualClock, Policy, RedisStore
 from headgate.gate.account_holds import AccountHold
 from headgate.hub.api import hold_routes
 from headgate.hub.app import Hub
@@ -613,6 +614,23 @@ def test_a_store_that_is_away_is_a_503() -> None:
             ]
             assert [answer.status_code for answer in answers] == [503] * 5
             assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers)
+
+
+@pytest.mark.parametrize(("on_failure_holds", "granted"), [("closed", False), ("local", True)])
+@pytest.mark.parametrize("opens", [Gate, Hub])
+async def test_what_holds_do_in_an_outage_is_the_policys_choice(
+    opens: type[Gate | Hub], on_failure_holds: str, granted: bool
+) -> None:
+    policy = Policy(accounts=ACCOUNTS, agents=AGENTS, store={"on_failure_holds": on_failure_holds})
+    with Server() as server:
+        async with (
+            Gate(policy, store=server.url) if opens is Gate else Hub(hub_settings(store=server.url), policy) as one
+        ):
+            gate = one if isinstance(one, Gate) else one.gate
+            server.signal(SIGSTOP)
+            hold = await gate.ahold("planner", {"usd": "2"})
+            server.signal(SIGCONT)
+            assert (bool(hold), hold.decision.degraded) == (granted, True)
 
 
 # A hub that is restarted ---------------------------------------------------------------------------------------------

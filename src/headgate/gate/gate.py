@@ -54,9 +54,7 @@ class Gate(GateAccounts, Closable):
         rules = Policy() if policy is None else policy
         if not isinstance(rules, Policy):
             refuse("Gate policy", "a Policy (Policy.load reads a file)", rules)
-        opened = open_store(
-            "Gate store", store, on_failure=rules.on_failure, timeout=rules.store_timeout, nodes=rules.nodes
-        )
+        opened = open_store("Gate store", store, **rules.store_options)
         self._owns_store: Final = isinstance(store, str)
         self.private = store is None or is_memory(store)
         """Whether it counts in a memory of its own, because no store was given, or memory://."""

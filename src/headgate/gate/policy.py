@@ -127,6 +127,8 @@ class Policy:
     backoff: Backoff
     on_failure: str
     """How to decide while the store is away: "open", "closed", or "local"."""
+    on_failure_holds: str
+    """The same for holds, budgets and slots."""
     store_timeout: float
     """The longest that a check waits for the store, in seconds."""
     nodes: int
@@ -207,7 +209,17 @@ class Policy:
                 "enforce": self.backoff.enforce,
             },
             "alerts": {"violations": self.backoff.alert_after, "window": self.backoff.alert_window},
-            "store": {"on_failure": self.on_failure, "timeout": self.store_timeout, "nodes": self.nodes},
+            "store": self.store_options,
+        }
+
+    @property
+    def store_options(self) -> dict[str, Any]:
+        """What a store of a server is opened with."""
+        return {
+            "on_failure": self.on_failure,
+            "on_failure_holds": self.on_failure_holds,
+            "timeout": self.store_timeout,
+            "nodes": self.nodes,
         }
 
     def toml(self) -> str:
@@ -305,7 +317,7 @@ class _Reader(SettingsReader):
         self.check_keys("sessions", sessions, ["limit"])
         accounts = read_accounts(self, self.table("accounts", settings))
         store = self.table("store", settings)
-        self.check_keys("store", store, ["on_failure", "timeout", "nodes"])
+        self.check_keys("store", store, ["on_failure", "on_failure_holds", "timeout", "nodes"])
         return {
             "channels": self._channels,
             "tiers": self._tiers,
@@ -333,6 +345,7 @@ class _Reader(SettingsReader):
             "agent_plans": dict(self._of_agents(agents, "plan", partial(accounts.check_plan, ""))),
             "backoff": self._backoff(self.table("backoff", settings), self.table("alerts", settings)),
             "on_failure": self.value("store.on_failure", store, "local", _on_failure),
+            "on_failure_holds": self.value("store.on_failure_holds", store, "closed", _on_failure),
             "store_timeout": self.value("store.timeout", store, 0.25, _timeout),
             "nodes": self.value("store.nodes", store, 1, _nodes),
         }

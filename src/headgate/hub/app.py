@@ -179,11 +179,10 @@ class Hub:
     def _open_store(self) -> None:
         settings, policy, store = self.settings, self._policy, self._store
         if store is None:
-            timeout, on_failure, nodes = policy.store_timeout, policy.on_failure, policy.nodes
             if not settings.store or is_memory(settings.store):
                 store = self._memory_store()
             else:
-                store = open_store("store", settings.store, timeout=timeout, on_failure=on_failure, nodes=nodes)
+                store = open_store("store", settings.store, **policy.store_options)
             self._exit_stack.push_async_callback(aclose_store, store)
         self.store, self.clock, self.store_guard = store, store.clock, StoreGuard(self.database, store)
 
