@@ -5,8 +5,8 @@ after the decision. An exception of a listener is logged and affects nobody else
 """
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TypeAlias, TypeVar
 
@@ -98,6 +98,10 @@ class HoldChecked:
     """The path of the account whose limit decided; "" if none is limited."""
     resource: str
     decision: Decision
+    costs: Mapping[str, Decimal] = field(default_factory=dict, hash=False)
+    """What it has reserved, or was to reserve, by resource: those of the call, and the request itself."""
+    session: str = ""
+    """"" for none."""
 
     @property
     def outcome(self) -> Outcome:

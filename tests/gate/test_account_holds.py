@@ -428,6 +428,19 @@ def test_f1_violations_are_only_those_of_the_agents_own_limits(gate: Gate) -> No
     ]
 
 
+def test_f1_the_event_of_a_hold_has_its_costs_and_session(gate: Gate) -> None:
+    told: list[Event] = []
+    gate.subscribe(told.append, HoldChecked)
+    gate.hold("planner", {"usd": "0.5", "tokens": 20}, session="run-1", tool="web").settle({"usd": "0.25"})
+    assert not gate.hold("planner", {"usd": 6})
+    found = [(event.session, event.tool, event.costs) for event in told if isinstance(event, HoldChecked)]
+    assert found == [
+        ("run-1", "web", {"requests": 1, "usd": Decimal("0.5"), "tokens": 20}),
+        ("", "", {"requests": 1, "usd": 6}),
+    ]
+    assert len({*told}) == 2, "events can be told apart in a set"
+
+
 def test_f1_a_denied_session_is_the_agents_violation(gate: Gate) -> None:
     denied = gate.hold("planner", {"usd": "2.5"}, session="s")
     assert denied.bound == Bound("acme/search/planner/s", "usd", "")

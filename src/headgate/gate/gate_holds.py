@@ -215,7 +215,8 @@ class GateHolds(GateChanges):
             self._decide_by_mode(hold, hold.mode)
         if violation is not None or self._listeners.get(HoldChecked):
             bound = hold.bound or Bound("", "", "")
-            self._emit(HoldChecked(hold.agent, hold.tool, bound.account, bound.resource, hold.decision))
+            about = hold.decision, hold.costs, hold.session
+            self._emit(HoldChecked(hold.agent, hold.tool, bound.account, bound.resource, *about))
             if violation is not None:
                 self._emit_violation(hold.agent, "hold", bound.resource, violation)
         self._emit_alerts(hold)
