@@ -179,6 +179,9 @@ async def test_in_a_large_terminal_long_names_have_room_and_in_a_small_one_all_c
         assert max(map(len, screen(app).splitlines())) <= 80
         await pilot.resize_terminal(200, 50)
         await until(lambda: shown() == long, pilot)
+        assert "needs 80 columns" not in head(app)
+        await pilot.resize_terminal(79, 24)
+        await until(lambda: "\nneeds 80 columns, not 79\n" in head(app), pilot)
         await pilot.resize_terminal(20, 5)
         await until(lambda: len(shown()) < 10, pilot)
 
@@ -472,6 +475,18 @@ async def test_f1_a_key_switches_to_the_accounts_the_worst_first_and_back() -> N
             await until(lambda: shown()[0][2:4] == ["██████████ 100%", "0"], pilot)
             await press(pilot, "a", then=lambda: not isinstance(app.screen, AccountsScreen))
             assert names(app) == ["planner"]
+
+
+async def test_f1_a_resource_has_the_room_that_accounts_leave() -> None:
+    tool = "a-search-in-the-whole-web"
+    policy = Policy(accounts={"at": {"acme": {"tools": {tool: {"requests": "100 in all"}}}}})
+    with capture_logs(), running(policy) as hub:
+        app = view(hub)
+        async with app.run_test(size=(120, 24)) as pilot:
+            await press(pilot, "a", then=lambda: f" requests by {tool} ░" in screen(app))
+            await pilot.resize_terminal(60, 24)
+            await until(lambda: "needs 80 columns, not 60" in screen(app), pilot)
+            await until(lambda: re.search(r" requests by a-[a-z-]+… ", screen(app)), pilot)
 
 
 async def test_f1_a_viewer_is_told_that_accounts_need_the_admins_token(shared: Running) -> None:

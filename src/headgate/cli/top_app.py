@@ -19,7 +19,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 from headgate.cli.hub_api import AgentSummary, HubApi, HubError, HubStatus
 from headgate.cli.poller import Poller
 from headgate.cli.terminal import truncate
-from headgate.cli.top_accounts import USAGE_WIDTH, AccountsScreen, usage_bar
+from headgate.cli.top_accounts import USAGE_WIDTH, AccountsScreen, narrow_notice, usage_bar
 from headgate.errors import printable
 
 _TITLES: Final = {
@@ -179,7 +179,8 @@ class TopApp(App[int]):
 
     def _lay_out(self, width: int) -> None:
         """Rebuild the table for the width of the terminal."""
-        selected, self._room = self._selected(), max(width - sum(_WIDTHS) - 1, _NARROWEST)  # 1: the scroll bar
+        self._width, self._room = width, max(width - sum(_WIDTHS) - 1, _NARROWEST)  # 1: the scroll bar
+        selected = self._selected()
         self._table.clear(columns=True)
         for title, wide in zip(self._titles(), _WIDTHS, strict=True):
             self._table.add_column(title, width=wide or self._room)
@@ -251,6 +252,7 @@ class TopApp(App[int]):
             return head.append("connecting …\n\n")
         head.append("paused" if self._paused else "live", "bold yellow" if self._paused else "bold green")
         head.append(f"  {len(self._shown):,} of {len(status.agents):,} agents")
+        head.append(narrow_notice(self._width))
         head.append(f"\n{status.rate:,.1f} checks/s, {status.denied:.1%} denied; {status.exempt:,} exempt; ")
         head.append(f"{status.blocked:,} blocked", "bold red" if status.blocked else "").append("; store: ")
         head.append(printable(status.store), "bold red" if status.store in ("away", "lost") else "")
