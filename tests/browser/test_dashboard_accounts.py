@@ -1,6 +1,7 @@
 """Accounts on the dashboard of a real hub: a tree, the worst first, in a real browser."""
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,71 @@ def test_f1_accounts_are_accessible(visitors: Visitors, axe: Callable[[Page], li
         page.goto(f"http://{hub}/dashboard#agent=agent-0")
         shown_page(page, "agent-0")
         assert axe(page) == []
+
+
+PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+
+
+def test_f1_on_a_phone_each_limit_is_a_line_with_its_change_beneath(
+    visitors: Visitors, axe: Callable[[Page], list[str]]
+) -> None:
+    policy = Policy(
+        accounts={
+            "zone": "Europe/Berlin",
+            "at": {
+                "acme": {"usd": "20/calendar month", "slots": "5 in flight"},
+                "acme/search": {"usd": "10 in all", "tools": {"web": {"requests": "100000/calendar day"}}},
+            },
+        },
+        agents={"planner": {"account": "acme/search"}},
+    )
+    with running(policy) as hub:
+        spend(hub, "9.5")
+        hub.hub.gate.hold("planner", {"usd": "0.25"})
+        page = visitors.come(hub, ADMIN, **PHONE)
+        line = row(page, "acme/search").locator(".brief")
+        expect(line).to_have_text("usd 9.5 of 10, 97 %, 0.25 held, never resets")
+        expect(line).to_be_visible()
+        month = row(page, "acme").locator(".brief").inner_text()
+        assert re.fullmatch(r"usd 9\.5 of 20, 48 %, 0\.25 held, resets .*\d.*", month)
+        wide = "node => node.scrollWidth - node.clientWidth"
+        assert page.locator(".accounts-panel").evaluate(wide) == 0
+        change = row(page, "acme/search").get_by_role("button", name="Change usd of acme/search")
+        boxes = [line.bounding_box(), change.bounding_box()]
+        assert boxes[0] is not None
+        assert boxes[1] is not None
+        assert boxes[1]["y"] >= boxes[0]["y"] + boxes[0]["height"]
+        assert boxes[1]["x"] + boxes[1]["width"] <= 390
+        assert axe(page) == []
+        picture(page, "accounts-on-a-phone")
+        change.tap()
+        expect(page.get_by_role("form", name="Change a limit")).to_be_visible()
+        page.goto(f"http://{hub}/dashboard#agent=planner")
+        shown_page(page, "planner")
+        expect(page.locator("#account-limits .brief").first).to_be_visible()
+        assert page.locator(".scrolled:has(#account-limits)").evaluate(wide) == 0
+        picture(page, "accounts-of-an-agent-on-a-phone")
+
+
+def test_f1_folded_up_the_alert_with_the_largest_share_is_shown(visitors: Visitors) -> None:
+    policy = Policy(
+        accounts={"at": {"acme": {"usd": "10 in all"}, "initech": {"usd": "10 in all"}}},
+        agents={"planner": {"account": "acme"}, "bot": {"account": "initech"}},
+    )
+    with running(policy) as hub:
+        spend(hub, "10")
+        page = visitors.come(hub, ADMIN, **PHONE)
+        expect(page.locator("#alerts li")).to_have_count(1)
+        expect(page.locator("#alerts-more")).to_be_hidden()
+        spend(hub, "8.5", "bot")  # it is newer, and not as bad
+        expect(page.locator("#alerts li")).to_have_count(2)
+        expect(page.locator("#alerts-more")).to_have_text("+1 more")
+        expect(page.locator("#alerts li:visible")).to_have_count(1)
+        expect(page.locator("#alerts li:visible bdi")).to_have_text("acme")
+        picture(page, "alerts-on-a-phone")
+        page.get_by_role("button", name="More", exact=True).tap()
+        expect(page.locator("#alerts li:visible")).to_have_count(2)
+        expect(page.locator("#alerts-more")).to_be_hidden()
 
 
 def test_f1_names_of_accounts_are_text(visitors: Visitors) -> None:

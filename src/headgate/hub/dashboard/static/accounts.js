@@ -1,7 +1,7 @@
 // The accounts as a tree, the worst first: what each has spent, holds and has left. Names are only ever set as text.
 
 import { byId, figures, fromTemplate, placeChildren, plural, setAttribute, setText, setVisible } from "./dom.js";
-import { amountText, budgetOf, drawBudget, resetText, resourceText } from "./budget.js";
+import { amountText, briefText, budgetOf, drawBudget, resetText, resourceText } from "./budget.js";
 import { agentLink } from "./view.js";
 
 const FEW = 40; // accounts that are all unfolded at first
@@ -219,7 +219,7 @@ class Row {
     const find = (selector) => this.node.querySelector(selector);
     this.parts = {
       head: find("th"), fold: find(".fold"), name: find("bdi"), plan: find(".plan"), below: find(".below"),
-      resource: find(".resource"), meter: find(".meter"), share: find(".usage"), limit: find(".limit"),
+      resource: find(".resource"), meter: find(".meter"), share: find(".usage"), brief: find(".brief"), limit: find(".limit"),
       spent: find(".spent"), held: find(".held"), left: find(".left"), resets: find(".resets"), edit: find(".edit"),
     };
   }
@@ -235,8 +235,10 @@ class Row {
     for (const part of [parts.meter, parts.edit]) setVisible(part, Boolean(limit));
     const texts = ["limit", "spent", "held", "left", "resets", "share"];
     if (!limit) for (const name of texts) setText(parts[name], "");
+    if (!limit) setText(parts.brief, "no limit");
     if (!limit) return;
     setText(parts.share, drawBudget(parts.meter, budgetOf(limit)));
+    setText(parts.brief, briefText(limit, parts.share.textContent));
     setText(parts.limit, limit.limit);
     setText(parts.spent, amountText(limit.spent));
     setText(parts.held, amountText(limit.held));

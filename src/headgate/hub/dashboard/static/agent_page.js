@@ -2,7 +2,7 @@
 
 import { ceiling, Spark } from "./charts.js";
 import { byId, element, figures, fillRows, fromTemplate, plural, rateText, setAttribute, setCount, setText, setVisible, timeText } from "./dom.js";
-import { amountText, budgetOf, drawBudget, resetText, resourceText } from "./budget.js";
+import { amountText, briefText, budgetOf, drawBudget, resetText, resourceText } from "./budget.js";
 import { drawMeter, drawState, stateNode, usedText } from "./state.js";
 
 const REFRESH_MS = 2000; // between two requests
@@ -134,7 +134,9 @@ function drawAccounts({ account, account_limits: limits, holds }) {
     setText(row.cells[0].firstElementChild, limit.account);
     row.cells[0].title = limit.level;
     const used = row.querySelector(".use");
-    setText(used.lastElementChild, drawBudget(used.firstElementChild, budgetOf(limit)));
+    const share = drawBudget(used.firstElementChild, budgetOf(limit));
+    setText(used.lastElementChild, share);
+    setText(used.previousElementSibling, briefText(limit, share));
     const texts = [amountText(limit.spent), amountText(limit.held), amountText(limit.left), limit.limit, resetText(limit)];
     setText(row.cells[1], resourceText(limit));
     texts.forEach((text, place) => setText(row.cells[place + 3], text));
@@ -148,6 +150,7 @@ function drawAccounts({ account, account_limits: limits, holds }) {
 
 function accountRow() {
   const row = fromTemplate("account-template");
+  setAttribute(row, "data-first", true); // each names its account
   row.cells[0].replaceChildren(element("bdi"));
   row.cells[0].firstElementChild.dir = "auto";
   row.lastElementChild.remove(); // limits are changed in the list of accounts

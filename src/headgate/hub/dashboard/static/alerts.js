@@ -16,6 +16,9 @@ const linkOf = (alert) => (alert.account ? accountLink(alert.account) : agentLin
 const tooLittle = ({ share, left }) => share >= 1 && Number(left) > 0; // for a hold that was denied
 const shareText = (alert) => (tooLittle(alert) ? "too little left" : `${Math.round(alert.share * 100)} %`);
 
+/** What is worse: an open alert before a resolved one, then the larger share. Violations are like a budget that is used up. */
+const rankOf = ({ resolved_at: resolved, share = 1 }) => (resolved ? -1 : share);
+
 function describe(alert) {
   if (alert.account) return `${shareText(alert)} of ${alert.limit}${alert.tool && ` by ${alert.tool}`}${tooLittle(alert) ? "" : " used"}`;
   const minutes = alert.within / 60;
@@ -89,7 +92,10 @@ export class Alerts {
     setText(byId("all-alerts"), expanded ? "Show fewer" : `Show all${open > FEW ? ` ${figures.format(open)} open` : ""}`);
     const rows = new Map(shown.map((alert) => [alert.alert_id, this.#rows.get(alert.alert_id) ?? newRow(alert)]));
     this.#rows = rows;
-    for (const alert of shown) drawRow(rows.get(alert.alert_id), alert);
+    const worst = shown.reduce((one, other) => (rankOf(other) > rankOf(one) ? other : one), shown[0]);
+    for (const alert of shown) drawRow(rows.get(alert.alert_id), alert, alert === worst);
+    setVisible(byId("alerts-more"), open > 1 && there > 0);
+    setText(byId("alerts-more"), `+${figures.format(open - 1)} more`);
     placeChildren(byId("alerts"), [...rows.values()]);
     if (expanded && Math.abs(Date.now() - this.#asked) > REFRESH_MS) this.#ask();
   }
@@ -139,8 +145,9 @@ function newRow(alert) {
   return node;
 }
 
-function drawRow(node, alert) {
+function drawRow(node, alert, worst) {
   const open = !alert.resolved_at;
+  setAttribute(node, "data-worst", worst); // the one that is shown while the panels are folded up
   setAttribute(node, "data-open", open);
   setText(node.querySelector(".mark"), open ? "open" : "resolved");
   setText(node.querySelector("b"), alert.account ? shareText(alert) : plural(alert.total, "violation"));

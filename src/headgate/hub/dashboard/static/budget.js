@@ -25,6 +25,15 @@ export function drawBudget(meter, budget) {
   return used;
 }
 
+/** A limit in one line, for a narrow screen: "usd 20 of 20, 100 %, resets 20 Nov 00:00". */
+export function briefText(limit, share) {
+  const parts = [`${resourceText(limit)} ${amountText(limit.spent)} of ${amountText(limit.amount)}`, share];
+  if (Number(limit.held)) parts.push(`${amountText(limit.held)} held`);
+  const reset = resetText(limit);
+  if (reset !== "–") parts.push(reset === "never" ? "never resets" : `resets ${reset}`);
+  return parts.join(", ");
+}
+
 /** When everything has come back. A rate that is full again has nothing to come back, even while something is held. */
 export const resetText = ({ resets_at: at, limit, spent, held }) => {
   if (at !== null) return timeText(at);
