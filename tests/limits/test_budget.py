@@ -245,8 +245,8 @@ def test_a_store_whose_time_is_not_that_of_the_wall_says_how_far_ahead_the_wall_
     budget.spend(state, 5, 8)
     assert budget.wait(state, 5, 3) == DAY // 2
     assert budget.decide(state, 5, 3, DAY // 2, 200).reset_after == 43_200.0
-    assert not budget.idle(state, 5 + DAY // 2 - 1)
-    assert budget.idle(state, 5 + DAY // 2)
+    assert not budget.idle(state, 5 + DAY // 2 + DAY - 1)
+    assert budget.idle(state, 5 + DAY // 2 + DAY)
     state.ahead += DAY // 2
     assert budget.wait(state, 5, 3) == 0
 
@@ -273,13 +273,13 @@ def test_a_clock_that_had_been_far_ahead_takes_what_is_used_along() -> None:
     assert budget.wait(state, NOON + DAY // 2, 10) == 0
 
 
-def test_idle_is_what_is_unused_or_over() -> None:
+def test_idle_is_what_is_unused_or_over_for_a_day() -> None:
     budget = Budget(10, "day")
     state = state_of(budget, NOON)
     assert budget.idle(state, NOON)
     budget.spend(state, NOON, 1)
-    assert not budget.idle(state, NOON + DAY // 2 - 1)
-    assert budget.idle(state, NOON + DAY // 2)
+    assert not budget.idle(state, NOON + DAY // 2 + DAY - 1)
+    assert budget.idle(state, NOON + DAY // 2 + DAY)
     assert not budget.idle(state, NOON)  # again: looking has changed nothing
 
 

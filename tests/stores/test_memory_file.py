@@ -146,7 +146,21 @@ def test_a_period_that_is_over_is_not_remembered(restarts: Restarts) -> None:
     assert left(restarts.limiter("100/calendar hour")) == 100
     assert left(restarts.limiter("100/calendar month")) == 40
     restarts.restart()
+    assert len(rows(restarts.path, "budgets")) == 2  # for a day, should the clock step back
+    restarts.restart(DAY)
+    assert left(restarts.limiter("100/calendar hour")) == 100
+    restarts.close()
     assert len(rows(restarts.path, "budgets")) == 1
+
+
+def test_a_period_that_is_over_is_not_reopened_by_a_restart(restarts: Restarts) -> None:
+    restarts.limiter("7/calendar hour").charge("a", 7)
+    restarts.clock.advance(3600)
+    restarts.limiter("7/calendar hour").check("b")
+    restarts.close()
+    restarts.clock.step_back(90)
+    restarts.restart()
+    assert left(restarts.limiter("7/calendar hour")) == 0
 
 
 def test_budgets_of_past_periods_are_deleted_a_few_with_each_verb(restarts: Restarts) -> None:
@@ -154,6 +168,12 @@ def test_budgets_of_past_periods_are_deleted_a_few_with_each_verb(restarts: Rest
     for number in range(100):
         limiter.check(f"{number}")
     restarts.clock.advance(3600)
+    for _ in range(25):
+        limiter.check("a")
+    restarts.close()
+    assert len(rows(restarts.path, "budgets")) == 101
+    limiter = restarts.limiter("100/calendar hour")
+    restarts.clock.advance(DAY)
     for _ in range(25):
         limiter.check("a")
     restarts.close()

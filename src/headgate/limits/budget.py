@@ -4,7 +4,8 @@ A budget counts in whole numbers of the smallest unit: of 500 usd, millionths of
 counted from 0 when the next one begins. What was used in excess of the amount isn't carried over.
 
 A clock that steps back reopens no period. By less than a period, it stands still: the period that has begun goes on. By
-more, the clock had been wrong: the period of the right time takes over what is used.
+more, the clock had been wrong: the period of the right time takes over what is used. What was used in a period is kept
+for a day after its end, should the clock step back over it.
 """
 
 from decimal import Decimal
@@ -19,6 +20,10 @@ from headgate.limits.periods import PeriodLimit, PeriodState
 from headgate.limits.units import unit_of
 
 _LARGEST: Final[i64] = 2**53 - 1
+
+KEPT: Final = 86_400_000_000
+"""Microseconds for which stores keep what was used in a period after its end."""
+_KEPT: Final[i64] = 86_400_000_000
 
 
 @mypyc_attr(acyclic=True)
@@ -48,7 +53,7 @@ class Budget(PeriodLimit):
     Weeks begin on Monday.
     """
 
-    __slots__ = ("_amount", "_decimals", "_hash", "_scale", "_unit")
+    __slots__ = ("_amount", "_day_ago", "_decimals", "_hash", "_scale", "_unit")
 
     def __init__(
         self, amount: Number | str, period: Text | None = None, *, unit: Text = "", zone: Text = "UTC"
@@ -63,6 +68,7 @@ class Budget(PeriodLimit):
         if period is None and zone != "UTC":
             refuse("Budget zone", "none where there is no period", zone)
         super().__init__(f"budget {name}", period, zone)
+        self._day_ago: tuple[int, ...] = (0, 0)  # the period a day before the last look for idle states
         self._hash: Final = hash(self._fields())
 
     @property
@@ -149,7 +155,14 @@ class Budget(PeriodLimit):
         assert isinstance(state, BudgetState)
         if state.used == 0:
             return True
-        return self._calendar is not None and state.start < self._period_at(now + state.ahead)[0]
+        if self._calendar is None:
+            return False
+        moment = max(now + state.ahead - _KEPT, 0)
+        period = self._day_ago
+        if not period[0] <= moment < period[1]:
+            period = self._calendar.at(moment)
+            self._day_ago = period
+        return state.start < period[0]
 
     def decide(self, state: State, now: i64, cost: i64, wait: i64, low: i64) -> Decision:
         assert isinstance(state, BudgetState)

@@ -21,6 +21,7 @@ from fractions import Fraction
 from typing import Final
 
 from headgate.limits.all_of import AllOf
+from headgate.limits.budget import Budget
 from headgate.limits.clock import ManualClock
 from headgate.limits.decision import Decision, Limit, Outcome, Violation
 from headgate.limits.fixed import BLOCKED, UNLIMITED
@@ -100,6 +101,18 @@ def a_step_back_neither_gives_nor_takes(make: MakeStore) -> None:
         expect(f"left on {limit} after the clock stepped back", harness.apply(Verb.PEEK, limit).remaining, before)
         harness.clock.advance(0.9)
         expect(f"left on {limit} when it has caught up", harness.apply(Verb.PEEK, limit).remaining, before)
+
+
+def a_closed_period_is_not_reopened(make: MakeStore) -> None:
+    for ahead in (10, 80_000):  # seconds after the end of the hour, up to a day
+        harness, limit = StoreHarness(make), Budget(10, "hour")
+        harness.check(limit, cost=10)
+        harness.clock.advance(2600 + ahead)
+        for number in range(10):  # a store may clean up meanwhile
+            harness.check(limit, key=f"other {number}")
+            harness.clock.advance(1)
+        harness.clock.step_back(ahead + 15)
+        expect(f"passed on {limit} after the clock stepped back into its hour", harness.passed(limit, 1), 0)
 
 
 def refund_stops_at_the_capacity(make: MakeStore) -> None:

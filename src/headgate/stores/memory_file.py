@@ -18,6 +18,7 @@ from secrets import token_hex
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from headgate.errors import InvalidInput, StoreError, refuse
+from headgate.limits.budget import KEPT as BUDGET_KEPT
 from headgate.limits.budget import Budget
 from headgate.limits.decision import Limit
 from headgate.limits.meter import KEPT, Meter
@@ -83,7 +84,7 @@ _DROP_FORGOTTEN: Final = (
 )
 
 _LATER: Final = 2**62
-_DROPPED_AT_ONCE: Final = 4  # budgets of periods that are over, with each verb
+_DROPPED_AT_ONCE: Final = 4  # budgets of periods that have been over for a day, with each verb
 _DAYS_AT_ONCE: Final = 100  # of meters, that are too old
 _DAYS_EVERY: Final = 3_600_000_000  # microseconds from one look for days that are too old to the next
 _FAILURE: Final = "nothing was counted, since it can't be written"
@@ -177,7 +178,7 @@ class MemoryFile(SqliteFile):
     # Reading, once ----------------------------------------------------------------------------------------------------
 
     def _read(self, file: sqlite3.Connection) -> tuple[_Rows, _Rows, _Rows]:
-        file.execute("DELETE FROM budgets WHERE ends <= ?", (self._now,))
+        file.execute("DELETE FROM budgets WHERE ends <= ?", (self._now - BUDGET_KEPT,))
         file.execute("DELETE FROM meters WHERE start <= ?", (self._now - KEPT,))
         file.execute(_DROP_FORGOTTEN, (self._now,))
         budgets = file.execute("SELECT name, budget, key, start, used FROM budgets").fetchall()
@@ -288,8 +289,8 @@ class MemoryFile(SqliteFile):
             for statement, values in [*self._pending, *[self._put(row) for row in counts]]:
                 self._file.execute(statement, values)
             yield
-            if now >= self._first_end:
-                self._file.execute(_DROP_ENDED, (now, _DROPPED_AT_ONCE))
+            if now - BUDGET_KEPT >= self._first_end:
+                self._file.execute(_DROP_ENDED, (now - BUDGET_KEPT, _DROPPED_AT_ONCE))
                 (first,) = self._file.execute("SELECT MIN(ends) FROM budgets").fetchone()
                 self._first_end = _LATER if first is None else first
             if now >= self._next_days:
