@@ -32,7 +32,7 @@ from headgate.stores.hold_terms import HoldTerms
 from headgate.stores.holds import MAX_OPEN_HOLDS
 from headgate.wait_queue import WaitQueues
 from tests.support.event_loop import until
-from tests.support.threads import Waiter
+from tests.support.threads import Waiter, run_together
 
 
 @pytest.fixture
@@ -282,6 +282,14 @@ def test_a_block_settles_what_was_used(clock: ManualClock) -> None:
     with limiter.hold("b", 60):
         pass
     assert left(limiter, "b") == 40
+
+
+@pytest.mark.usefixtures("_switching")
+def test_threads_that_use_a_hold_at_the_same_time_add_up(clock: ManualClock) -> None:
+    limiter = make("1000000 tokens in all", clock)
+    with limiter.hold("a", 10) as hold:
+        run_together(4, lambda _: [hold.use(1) for _ in range(20_000)])
+    assert left(limiter) == 1_000_000 - 4 * 20_000
 
 
 def test_a_block_that_raises_ends_like_a_lease(clock: ManualClock) -> None:

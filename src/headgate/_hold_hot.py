@@ -14,6 +14,7 @@ from headgate._native import i64, mypyc_attr
 from headgate.errors import HeadgateError, HoldError, RateLimited, StoreError, UnknownHold, refuse
 from headgate.hold_owner import HoldOwner
 from headgate.lease_renewer import RENEWERS
+from headgate.lifecycle import new_lock
 from headgate.limits.decision import Decision, Limit
 from headgate.limits.numbers import LARGEST, Number, microseconds
 from headgate.stores.base import Ask, Store
@@ -41,6 +42,7 @@ LONGEST_LEASE: Final = 7 * 86_400_000_000
 _QUICK: Final = 7 * 86_400  # seconds
 _UNUSED: Final = -1
 _FOREVER: Final[i64] = 2**62
+_USE_LOCK: Final = new_lock()  # one for all: it is held for an addition
 _log = logging.getLogger("headgate")
 
 
@@ -141,7 +143,7 @@ class Hold:
         return self._state != DENIED
 
     def use(self, cost: object = 1) -> None:
-        """Add to what `settle` counts. It is a sum in this process: nothing is asked of the store.
+        """Add to what `settle` counts, from any thread. It is a sum in this process: nothing is asked of the store.
 
         A cost with more decimals than the limit counts is rounded up, as it is by `settle`: it is spent already.
         """
@@ -153,9 +155,10 @@ class Hold:
         self._ready()
         unused = (_UNUSED,) * len(self._costs)
         more = self._owner.read_costs(cost, unused, spent=True)
-        used = tuple(map(_sum, self._used or unused, more))
-        _refuse_too_much(used, cost)
-        self._used = used
+        with _USE_LOCK:
+            used = tuple(map(_sum, self._used or unused, more))
+            _refuse_too_much(used, cost)
+            self._used = used
 
     def settle(self, cost: object = None) -> Decision:
         """End it, and count this cost instead of the reserved one: less gives back, more is charged, even into debt.

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
@@ -17,6 +18,7 @@ from headgate.flow import Flow, adrive, drive
 from headgate.gate.accounts import Bound
 from tests.support.event_loop import turns, until
 from tests.support.hub import ADMIN, Running, running
+from tests.support.threads import run_together
 from tests.support.valkey import PATIENCE, wait_for
 
 POLICY = Policy(
@@ -114,6 +116,14 @@ def test_a_block_in_a_thread_is_settled_with_what_was_used(hub: Running, token: 
         assert (hold.state, hold.costs["usd"], left(hub)) == ("settled", Decimal("0.25"), "9.75 2")
         assert client.account("acme").limits[0].left == Decimal("9.75")
         assert client.account("acme") == hub.hub.gate.account("acme")
+
+
+@pytest.mark.usefixtures("_switching")
+def test_threads_that_use_a_hold_at_the_same_time_add_up(hub: Running, token: str) -> None:
+    with SyncHoldClient(f"http://{hub}", token) as client, client.hold({"usd": 1}) as hold:
+        sys.setswitchinterval(1e-4)  # the fixture sets it back
+        run_together(4, lambda _: [hold.use({"usd": "0.000001"}) for _ in range(50_000)])
+    assert hold.costs["usd"] == Decimal("0.2")
 
 
 async def test_the_verbs(hub: Running, token: str) -> None:

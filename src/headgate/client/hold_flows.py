@@ -15,6 +15,7 @@ from headgate.flow import Flow
 from headgate.gate.account_status import AccountStatus, LimitStatus
 from headgate.gate.accounts import Bound
 from headgate.http import parse_retry_after
+from headgate.lifecycle import new_lock
 from headgate.limits.clock import Clock, MonotonicClock
 from headgate.limits.numbers import Number, microseconds
 from headgate.limits.units import amount_text
@@ -28,6 +29,8 @@ Costs: TypeAlias = Mapping[str, int | float | str | Decimal]
 _SECOND: Final = 1_000_000
 _AGAIN: Final = (408, 425, 502, 503, 504)  # statuses after which a request is repeated
 _LONGEST_REASON: Final = 1000  # characters of what a hub says
+_USE_LOCK: Final = new_lock()  # one for all: it is held for an addition
+
 _log: Final = logging.getLogger("headgate.client")
 
 
@@ -269,9 +272,11 @@ class ClientHoldFlows(Generic[AnyClient]):
         return self._lost
 
     def use(self, costs: Costs) -> None:
-        """Add to what the settlement counts. It is a sum in this process."""
-        for resource, amount in _amounts(costs).items():
-            self._used[resource] = self._used.get(resource, Decimal(0)) + amount
+        """Add to what the settlement counts, from any thread. It is a sum in this process."""
+        more = _amounts(costs)
+        with _USE_LOCK:
+            used = self._used
+            self._used = {**used, **{name: used.get(name, Decimal(0)) + amount for name, amount in more.items()}}
 
     def _settle(self, costs: Costs | None) -> Flow[Step, None]:
         counted = self._used if costs is None else {**self._used, **_amounts(costs)}
