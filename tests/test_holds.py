@@ -3,10 +3,11 @@
 import asyncio
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -305,6 +306,42 @@ def test_a_block_that_raises_ends_like_a_lease(clock: ManualClock) -> None:
     with pytest.raises(ZeroDivisionError), limiter.hold("b", 60, on_expiry="release"):
         _ = 1 / 0
     assert limiter.peek("b", 100)
+
+
+async def test_a_failure_to_end_a_hold_does_not_hide_the_error_of_its_block(
+    clock: ManualClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MemoryStore(clock=clock, remember=tmp_path / "limits.db")
+    limiter = Limiter("100 in all", store=store)
+
+    def use_more_than_was_settled(hold: Hold) -> None:
+        limiter.find_hold("a", hold.id).settle(0)
+        hold.use(5)
+
+    def fail(spoil: Callable[[], object]) -> None:
+        spoil()
+        raise ZeroDivisionError
+
+    async def block(hold_id: str) -> None:
+        async with limiter.ahold("a", hold_id=hold_id) as hold:
+            use_more_than_was_settled(hold)
+            await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(ZeroDivisionError), limiter.hold("a", hold_id="one") as hold:
+        fail(lambda: use_more_than_was_settled(hold))
+    with pytest.raises(HoldError, match="settled"), limiter.hold("a", hold_id="two") as hold:
+        use_more_than_was_settled(hold)
+    task = asyncio.create_task(block("three"))
+    await until(lambda: [one for one in limiter.list_holds("a") if one.id == "three"], "the block")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(ZeroDivisionError), limiter.hold("a", hold_id="four"):
+        fail(store.close)
+    warnings = [record.getMessage().partition(" was not ended: ") for record in caplog.records]
+    assert [start for start, found, _ in warnings if found] == [
+        f"hold {one!r} of 'a'" for one in ("one", "three", "four")
+    ]
 
 
 def test_a_denied_hold_runs_no_block(clock: ManualClock) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from headgate.errors import HoldError, StoreError, UnknownHold
+from headgate.errors import HeadgateError, HoldError, StoreError, UnknownHold
 from headgate.stores.base import Verb
 from headgate.wait_queue import WaitQueues, aacquire
 
@@ -113,6 +113,10 @@ async def _end(hold: "Hold", error: BaseException | None) -> None:
             await hold.aexpire()
     except UnknownHold:
         hold._lose()
+    except HeadgateError as failure:
+        if error is None:
+            raise
+        hold._note_unended(failure)
 
 
 async def expire(hold: "Hold") -> None:

@@ -286,7 +286,7 @@ class Hold:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._leave():
             try:
-                if error is None:
+                if kind is None:
                     self.settle()
                 elif self._exceeds():
                     asks, low, hold_id = self._arguments()
@@ -295,6 +295,10 @@ class Hold:
                     self.expire()
             except UnknownHold:
                 self._lose()
+            except HeadgateError as failure:
+                if kind is None:
+                    raise
+                self._note_unended(failure)
 
     def __aenter__(self) -> Coroutine[Any, Any, Self]:
         return _hold_async.enter(self)
@@ -320,6 +324,10 @@ class Hold:
     def _lose(self) -> None:
         self._lost = True
         _log.warning("hold %r of %r was forgotten before it was settled", self.id, self.key)
+
+    def _note_unended(self, failure: HeadgateError) -> None:
+        """The block has failed, and ending it too: the error of the block is the one to raise."""
+        _log.warning("hold %r of %r was not ended: %s", self.id, self.key, failure)
 
     # For the renewer -------------------------------------------------------------------------------------------------
 
