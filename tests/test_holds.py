@@ -698,6 +698,25 @@ async def test_a_block_that_raises_counts_what_was_used_beyond_its_reservation(c
     assert limiter.hold("async", "8.50")
 
 
+@pytest.mark.parametrize("limit", ["10 usd in all", "10 usd in all; 1 in flight"])
+async def test_a_block_that_raises_counts_what_was_used_of_costs_to_be_released(clock: ManualClock, limit: str) -> None:
+    limiter = make(limit, clock)
+    for key, used, expected in (("none", None, "10"), ("less", "0.20", "9.80"), ("more", "1.50", "8.50")):
+        hold = limiter.hold(key, "0.60", on_expiry="release")
+        twin = await limiter.ahold(f"{key}, async", "0.60", on_expiry="release")
+        if used is not None:
+            hold.use(used)
+            twin.use(used)
+        with pytest.raises(ZeroDivisionError), hold:
+            _ = 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            async with twin:
+                _ = 1 / 0
+        for one in (key, f"{key}, async"):
+            assert limiter.peek(one, expected)
+            assert not limiter.peek(one, Decimal(expected) + Decimal("0.000001"))
+
+
 def test_an_ended_hold_runs_no_block_and_uses_nothing(clock: ManualClock) -> None:
     limiter = make("100/minute", clock)
     limiter.hold("a", 10, hold_id="one").settle()

@@ -107,10 +107,10 @@ async def _end(hold: "Hold", error: BaseException | None) -> None:
     try:
         if error is None:
             await hold.asettle()
-        elif hold._exceeds():
-            hold._ended(await hold._store.asettle(*hold._arguments(), hold._at_least_used()))
-        else:
+        elif (costs := hold._failed_costs()) is None:
             await hold.aexpire()
+        else:
+            hold._ended(await hold._store.asettle(*hold._arguments(), costs))
     except UnknownHold:
         hold._lose()
     except HeadgateError as failure:

@@ -91,6 +91,7 @@ class Hold:
         self._costs: tuple[int, ...] = answer.costs
         self._ends: i64 = called + answer.left  # never later than in the store
         self._used: tuple[int, ...] | None = None  # for each ask; _UNUSED: its resource wasn't named
+        self._release = False  # at the end of its lease; not known of a hold that was found
         self._lost = False
 
     @property
@@ -288,11 +289,13 @@ class Hold:
             try:
                 if kind is None:
                     self.settle()
-                elif self._exceeds():
-                    asks, low, hold_id = self._arguments()
-                    self._ended(self._store.settle(asks, low, hold_id, self._at_least_used()))
                 else:
-                    self.expire()
+                    costs = self._failed_costs()
+                    if costs is None:
+                        self.expire()
+                    else:
+                        asks, low, hold_id = self._arguments()
+                        self._ended(self._store.settle(asks, low, hold_id, costs))
             except UnknownHold:
                 self._lose()
             except HeadgateError as failure:
@@ -314,12 +317,13 @@ class Hold:
         self._ready()
         return self._is_unsettled()
 
-    def _exceeds(self) -> bool:
-        """Whether more was used than is reserved: a block that raises must not lose that."""
-        return self._at_least_used() != self._costs
-
-    def _at_least_used(self) -> tuple[int, ...]:
-        return tuple(map(max, self._costs, self._used or self._costs))
+    def _failed_costs(self) -> tuple[int, ...] | None:
+        """What a block that raises is settled with; None if the end of its lease counts as much as was used."""
+        if self._used is None:
+            return None
+        counted = (0,) * len(self._costs) if self._release else self._costs
+        costs = tuple(map(max, counted, self._used))
+        return None if costs == counted else costs
 
     def _lose(self) -> None:
         self._lost = True
@@ -390,6 +394,7 @@ class LocalHold(Hold):
         self._max_age = max_age
         self._ends = held.end
         self._used = None
+        self._release = False
         self._lost = False
 
     @property

@@ -164,7 +164,9 @@ class HoldAttempt(Generic[AnyHold]):
         if answer is None or answer.state == DENIED:
             parts = answer.parts if answer is not None and answer.decision is decision else ()
             answer = HoldAnswer(decision, DENIED, tuple([ask.cost for ask in self.asks]), 0, parts)
-        return self._made(answer, self._terms)
+        hold = self._made(answer, self._terms)
+        hold._release = self._terms.release
+        return hold
 
     @abstractmethod
     def _made(self, answer: HoldAnswer, terms: HoldTerms) -> AnyHold:
