@@ -34,6 +34,7 @@ from headgate.stores.holds import MAX_OPEN_HOLDS
 from headgate.wait_queue import WaitQueues
 from tests.support.event_loop import until
 from tests.support.threads import Waiter, run_together
+from tests.support.valkey import wait_for
 
 
 @pytest.fixture
@@ -287,9 +288,13 @@ def test_a_block_settles_what_was_used(clock: ManualClock) -> None:
 
 @pytest.mark.usefixtures("_switching")
 def test_threads_that_use_a_hold_at_the_same_time_add_up(clock: ManualClock) -> None:
+    def use_often(hold: Hold) -> None:
+        for _ in range(20_000):
+            hold.use(1)
+
     limiter = make("1000000 tokens in all", clock)
     with limiter.hold("a", 10) as hold:
-        run_together(4, lambda _: [hold.use(1) for _ in range(20_000)])
+        run_together(4, lambda _: use_often(hold))
     assert left(limiter) == 1_000_000 - 4 * 20_000
 
 
@@ -376,6 +381,21 @@ def test_a_block_renews_its_lease(clock: ManualClock) -> None:
     assert limiter.hold("a")
 
 
+def test_a_hold_that_nobody_has_any_more_keeps_its_slot_for_one_lease(clock: ManualClock) -> None:
+    """An exception of a signal's handler may leave a block before it is left."""
+    limiter = make("1 in flight", clock)
+    hold = limiter.hold("a", lease=30)
+    hold.__enter__()
+    with renewed(hold):
+        clock.advance(10)
+    del hold
+    clock.advance(10)
+    wait_for(lambda: not RENEWERS._running[id(limiter.store)].renews(), "the end of the renewals")
+    assert not limiter.peek("a")
+    clock.advance(20)
+    assert limiter.peek("a")
+
+
 def test_a_block_is_renewed_up_to_its_age(clock: ManualClock) -> None:
     limiter = make("1 in flight", clock)
     with limiter.hold("a", lease=30, max_age=15) as hold:
@@ -425,14 +445,19 @@ def test_a_store_that_fails_in_a_new_way_ends_no_other_renewal(
     assert "the lease of a hold can't be renewed" in caplog.text
 
 
+def lease_end(hold: Hold) -> int:
+    assert not hold.lost  # which looks at the renewals
+    return hold._ends
+
+
 @contextmanager
 def renewed(hold: Hold) -> Iterator[None]:
     """Wait until the lease was renewed in the block."""
-    before = hold._ends
+    before = lease_end(hold)
     yield
     done = threading.Event()
     for _ in range(1000):
-        if hold._ends > before:
+        if lease_end(hold) > before:
             return
         done.wait(0.01)
     pytest.fail("the lease was not renewed")

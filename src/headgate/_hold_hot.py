@@ -13,7 +13,7 @@ from headgate import _hold_async
 from headgate._native import i64, mypyc_attr
 from headgate.errors import HeadgateError, HoldError, RateLimited, StoreError, UnknownHold, refuse
 from headgate.hold_owner import HoldOwner
-from headgate.lease_renewer import RENEWERS
+from headgate.lease_renewer import RENEWERS, BlockLease
 from headgate.lifecycle import new_lock
 from headgate.limits.decision import Decision, Limit
 from headgate.limits.numbers import LARGEST, Number, microseconds
@@ -93,6 +93,7 @@ class Hold:
         self._used: tuple[int, ...] | None = None  # for each ask; _UNUSED: its resource wasn't named
         self._release = False  # at the end of its lease; not known of a hold that was found
         self._lost = False
+        self._block: BlockLease[Hold] | None = None
 
     @property
     def id(self) -> str:
@@ -119,6 +120,7 @@ class Hold:
     @property
     def state(self) -> HoldState:
         """ "denied", "open", "settled", "cancelled" or "expired", as far as it is known here."""
+        self._note_renewals()
         if self._state == OPEN and (self._lost or self._store.clock.now() >= self._ends):
             return EXPIRED
         return self._state
@@ -126,12 +128,14 @@ class Hold:
     @property
     def lease_left(self) -> float:
         """Seconds until its lease ends, as far as it is known here; 0.0 if it isn't open."""
-        return (self._ends - self._store.clock.now()) / 1_000_000 if self.state == OPEN else 0.0
+        open_now = self.state == OPEN
+        return (self._ends - self._store.clock.now()) / 1_000_000 if open_now else 0.0
 
     @property
     def lost(self) -> bool:
         """Whether its lease has ended, or it was settled elsewhere or forgotten, while it was in use."""
-        return self._lost or self.state == EXPIRED
+        expired = self.state == EXPIRED
+        return self._lost or expired
 
     @property
     def _store(self) -> HoldStore:
@@ -265,6 +269,8 @@ class Hold:
             if answer.costs != self._costs:
                 self._costs = answer.costs
                 self._asks = with_costs(self._asks, answer.costs)
+                if self._block is not None:
+                    self._block.hold._asks = self._asks
             if answer.left:
                 self._ends = called + answer.left
         return answer.decision
@@ -277,11 +283,11 @@ class Hold:
         self._ready()
         if self.state != OPEN:  # of a repeated id: what it has reserved is spent, or free for others
             refuse_ended(self._asks, self.id, self.state, self._costs, "run a block")
-        try:
-            RENEWERS.add(self._store, self)
-        except BaseException:  # interrupted: no block runs that would end it
-            RENEWERS.remove(self._store, self)
-            raise
+        answer = HoldAnswer(self._decision, self._state, self._costs, 0)
+        renewed = Hold(self._owner, self._asks, self._id, self._lease, answer, self._called, self._max_age)
+        renewed._ends = self._ends
+        self._block = BlockLease(renewed)
+        RENEWERS.add(self._store, self._block.renewal)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -313,9 +319,22 @@ class Hold:
 
     def _leave(self) -> bool:
         """Stop renewing it, and say whether it is still to be ended."""
-        RENEWERS.remove(self._store, self)
+        block = self._block
+        if block is not None:
+            RENEWERS.remove(self._store, block.renewal)
+            self._note_renewals()
+            self._block = None
         self._ready()
         return self._is_unsettled()
+
+    def _note_renewals(self) -> None:
+        """Take note of what the renewals while its block runs have come to."""
+        block = self._block
+        if block is not None and self._state == OPEN:
+            renewed = block.hold
+            self._lost = self._lost or renewed._lost
+            if renewed._ends > self._ends:
+                self._ends = renewed._ends
 
     def _failed_costs(self) -> tuple[int, ...] | None:
         """What a block that raises is settled with; None if the end of its lease counts as much as was used."""
@@ -396,6 +415,7 @@ class LocalHold(Hold):
         self._used = None
         self._release = False
         self._lost = False
+        self._block = None
 
     @property
     def key(self) -> str:

@@ -10,7 +10,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
+from weakref import ref
 
 from headgate.errors import HeadgateError
 from headgate.lifecycle import after_fork, new_lock
@@ -34,6 +35,52 @@ class Renewable(Protocol):
     def renewal(self, called: int) -> Renewal | None: ...
 
     def renewed(self, called: int, answer: HoldAnswer | HeadgateError) -> bool: ...
+
+
+class Renewed(Protocol):
+    """What has a hold whose lease is renewed."""
+
+    @property
+    def hold(self) -> Renewable: ...
+
+
+H = TypeVar("H", bound=Renewable)
+
+
+class BlockLease(Generic[H]):
+    """The lease of a hold whose block runs. Only the hold refers to it: `hold` is another handle of the same one."""
+
+    __slots__ = ("__weakref__", "hold", "renewal")
+
+    def __init__(self, hold: H) -> None:
+        self.hold: Final = hold
+        self.renewal: Final = WeakRenewal(self)
+
+
+class WeakRenewal:
+    """Renews the lease of a hold as long as anybody refers to what has it.
+
+    So a block that never ends, since a signal's handler has raised as it was about to, keeps its slot only until the
+    lease ends. Compiled classes have no weak references, so the hold is reached through one that isn't.
+    """
+
+    __slots__ = ("_renewed", "renewal_interval")
+
+    def __init__(self, renewed: Renewed) -> None:
+        self._renewed: Final = ref(renewed)
+        self.renewal_interval: Final = renewed.hold.renewal_interval
+
+    def renew(self) -> bool:
+        found = self._renewed()
+        return found is not None and found.hold.renew()
+
+    def renewal(self, called: int) -> Renewal | None:
+        found = self._renewed()
+        return None if found is None else found.hold.renewal(called)
+
+    def renewed(self, called: int, answer: HoldAnswer | HeadgateError) -> bool:
+        found = self._renewed()
+        return found is not None and found.hold.renewed(called, answer)
 
 
 class LeaseRenewers:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from headgate import HoldError, InvalidInput, ManualClock, Policy, UnknownHold
-from headgate.client import HoldClient, HoldDenied, HubUnavailable, Refused, SyncHoldClient
+from headgate.client import HoldClient, HoldDenied, HubUnavailable, Refused, SyncClientHold, SyncHoldClient
 from headgate.flow import Flow, adrive, drive
 from headgate.gate.accounts import Bound
 from tests.support.event_loop import turns, until
@@ -120,9 +120,13 @@ def test_a_block_in_a_thread_is_settled_with_what_was_used(hub: Running, token: 
 
 @pytest.mark.usefixtures("_switching")
 def test_threads_that_use_a_hold_at_the_same_time_add_up(hub: Running, token: str) -> None:
+    def use_often(hold: SyncClientHold) -> None:
+        for _ in range(50_000):
+            hold.use({"usd": "0.000001"})
+
     with SyncHoldClient(f"http://{hub}", token) as client, client.hold({"usd": 1}) as hold:
         sys.setswitchinterval(1e-4)  # the fixture sets it back
-        run_together(4, lambda _: [hold.use({"usd": "0.000001"}) for _ in range(50_000)])
+        run_together(4, lambda _: use_often(hold))
     assert hold.costs["usd"] == Decimal("0.2")
 
 

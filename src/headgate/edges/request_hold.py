@@ -2,16 +2,15 @@
 
 from collections.abc import Awaitable
 from typing import Final, TypeAlias, TypedDict
-from weakref import ref
 
 from headgate.edges.costs import ExactCost
-from headgate.errors import HeadgateError, UnknownHold, refuse
+from headgate.errors import UnknownHold, refuse
 from headgate.flow import Flow
 from headgate.holds import Hold
-from headgate.lease_renewer import RENEWERS
+from headgate.lease_renewer import RENEWERS, WeakRenewal
 from headgate.limiter import Limiter
 from headgate.limits.decision import Decision
-from headgate.stores.holds import HoldAnswer, HoldStore, Renewal
+from headgate.stores.holds import HoldStore
 from headgate.stores.memory import in_process
 
 LEASE: Final = 60
@@ -35,7 +34,7 @@ class RequestHold:
         self.hold: Final = hold
         self._store: Final = limiter.store
         self._awaits: Final = awaits
-        self._renewal: Final = _Renewal(self, hold.renewal_interval)
+        self._renewal: Final = WeakRenewal(self)
         self._ended = False
         RENEWERS.add(self._store, self._renewal)
 
@@ -58,28 +57,6 @@ class RequestHold:
         except UnknownHold:
             return False
         return True
-
-
-class _Renewal:
-    """Renews the lease of a request's hold as long as anybody refers to it."""
-
-    __slots__ = ("_held", "renewal_interval")
-
-    def __init__(self, held: RequestHold, interval: int) -> None:
-        self._held: Final = ref(held)
-        self.renewal_interval: Final = interval
-
-    def renew(self) -> bool:
-        held = self._held()
-        return held is not None and held.hold.renew()
-
-    def renewal(self, called: int) -> Renewal | None:
-        held = self._held()
-        return None if held is None else held.hold.renewal(called)
-
-    def renewed(self, called: int, answer: HoldAnswer | HeadgateError) -> bool:
-        held = self._held()
-        return held is not None and held.hold.renewed(called, answer)
 
 
 class HoldOptions(TypedDict):
