@@ -152,7 +152,9 @@ def test_f1_a_path_that_nothing_has_named_is_pointed_out_when_it_is_given_a_plan
         "note: the account acme/serach is new: nothing named it before\n"
     )
     assert headgate("accounts", "plan", "acme/search", "pro")[2] == ""
-    assert headgate("accounts", "plan", "acme/search/planner", "pro")[2] == "note: no agent named planner is registered\n"
+    assert (
+        headgate("accounts", "plan", "acme/search/planner", "pro")[2] == "note: no agent named planner is registered\n"
+    )
     assert printed_json("accounts", "plan", "acme/serach2", "pro")["known"] is False
     assert headgate("accounts", "plan", "acme/serach3", "pro", "--json")[2] == ""
 
@@ -161,10 +163,7 @@ def test_f1_an_account_that_is_new_is_pointed_out_when_an_agent_moves_to_it(gate
     assert headgate("accounts", "move", "planner", "acme/serach") == (
         0,
         "planner belongs to acme/serach now\n",
-        (
-            "note: the account acme/serach is new: nothing named it before\n"
-            "note: no agent named planner is registered\n"
-        ),
+        ("note: the account acme/serach is new: nothing named it before\nnote: no agent named planner is registered\n"),
     )
     assert headgate("accounts", "move", "planner", "acme/serach2", "--json")[2] == ""
 

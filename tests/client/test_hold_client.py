@@ -462,7 +462,9 @@ class SlowHub:
         return httpx.Response(200, json={})
 
     def client(self, clock: ManualClock) -> HoldClient:
-        return HoldClient("http://hub", "token", http=httpx.AsyncClient(transport=httpx.MockTransport(self)), clock=clock)
+        return HoldClient(
+            "http://hub", "token", http=httpx.AsyncClient(transport=httpx.MockTransport(self)), clock=clock
+        )
 
 
 async def test_a_hold_that_waits_hangs_up_and_is_cancelled_once_the_hub_has_surely_seen_it() -> None:
