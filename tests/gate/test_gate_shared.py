@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import select
 import subprocess
 import sys
 from itertools import count
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from headgate import Gate, ManualClock, Outcome, Policy, RedisStore
+from headgate.errors import StoreAway
 from headgate.events import Alerted, Degraded, Event, PolicyChanged
 from headgate.gate.changes import default, exemption, override
 from headgate.stores.redis.changelog import RedisChangeLog
@@ -59,6 +61,21 @@ def test_a_store_may_be_closed_before_its_gate(server: Server, caplog: pytest.Lo
         store.close()
         gate.close()
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_a_change_log_whose_client_is_closed_meanwhile_has_lost_its_connection(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """redis-py raises a TypeError then: its socket is gone when it is to wait for it."""
+    with RedisStore(server.url) as store:
+
+        class Closed:
+            def eval(self, *_: object) -> None:
+                select.poll().register(None)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(store._clients, "client", Closed)
+        with pytest.raises(StoreAway, match=r"^the changes can't be read: TypeError: argument must be an int"):
+            store.change_log().read()
 
 
 def test_a7_nodes_count_together_and_violations_are_shared(server: Server) -> None:

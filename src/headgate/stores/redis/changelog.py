@@ -80,7 +80,7 @@ class RedisChangeLog:
         words = (*keys, verb, expected, generation.seen.position, *arguments)
         try:
             answer = self._clients.call(lambda client: client.eval(CHANGE_LOG, len(keys), *words), _PATIENCE)
-        except (*ERRORS, StoreAway) as error:
+        except (*ERRORS, StoreAway, TypeError) as error:  # of redis-py, if its client is closed meanwhile
             raise StoreAway(f"{failure}: {describe_error(error)}") from error
         if answer is None:
             raise generation.lost()
