@@ -159,6 +159,16 @@ async def test_f1_a_hold_waits_until_its_enforced_wait_is_over() -> None:
     assert line.gate.standing("planner").violations == 1
 
 
+async def test_f1_a_hold_waits_no_longer_for_an_enforced_wait_that_is_not_enforced_any_more() -> None:
+    line = Line(backoff={"enforce": True, "steps": [60]})
+    assert not line.gate.hold("planner", {}, session="one")  # a violation: 60 seconds
+    waiting = await line.wait()
+    await line.first.asettle()
+    line.gate.reload(Policy(accounts=ACCOUNTS, backoff={"steps": [60]}))
+    line.clock.advance(LATER)
+    assert (await asyncio.wait_for(waiting, 5)).state == "open"
+
+
 async def test_f1_a_hold_that_only_others_keep_waiting_is_no_violation() -> None:
     clock = ManualClock(1000)
     gate = Gate(Policy(accounts={"default": {"agent": {"tokens": "60/minute"}}}), store=MemoryStore(clock=clock))

@@ -120,6 +120,12 @@ def test_some_servers_state_a_moment_instead_of_a_duration() -> None:
     assert read_reset(f"{NOW - 7.5}") == 0
 
 
+def test_a_date_that_is_too_long_to_be_one_is_not_read() -> None:
+    date = formatdate(NOW + 5, usegmt=True)
+    assert read_reset(f"{NOW + 7.5}", date=f" {date} ") == 2.5
+    assert read_reset(f"{NOW + 7.5}", date=" " * 64 + date) == 7.5
+
+
 def read_moment(value: str, **more: str) -> float | None:
     headers = {"anthropic-ratelimit-requests-remaining": "3", "anthropic-ratelimit-requests-reset": value, **more}
     (limit,) = read_headers(headers, now=NOW).limits
