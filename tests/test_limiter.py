@@ -199,9 +199,9 @@ def test_a_debt_has_a_bottom(cost: int) -> None:
 
 def test_bad_arguments_are_refused() -> None:
     for bad, text in (
-        (5, "Limiter limit: expected a limit, its text, or several of either, got 5"),
+        (5, "Limiter limit: expected a limit such as '5/minute', or several, got 5"),
         ([], "AllOf: expected at least two different limits (a single one needs no AllOf), got []"),
-        ([5], "Limiter limit: expected a limit, its text, or several of either, got 5"),
+        ([5], "Limiter limit: expected a limit such as '5/minute', or several, got 5"),
     ):
         assert refusal(Limiter, bad) == text
     for bad_name in (5, None, b"api"):

@@ -460,7 +460,7 @@ def test_policy_check_lists_all_mistakes(path: Path, headgate: Command) -> None:
     path.write_text("warn_at = 9\n[limits]\nheavy = 5\n")
     assert headgate("policy", "check", str(path)).refused().splitlines() == [
         f"{path}: 2 mistakes",
-        "  limits.heavy: expected a limit, its text, or several of either, got 5",
+        "  limits.heavy: expected a limit such as '5/minute', or several, got 5",
         "  warn_at: expected a number from 0 to 1 with at most three decimals, got 9",
     ]
 

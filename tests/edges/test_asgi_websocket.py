@@ -324,7 +324,10 @@ def test_nodes_on_one_server_share_their_counts(redis_server: Server, clock: Man
     [
         ({"on_denied": "drop"}, "WebSocketLimits on_denied: expected 'frame' or 'close', got 'drop'"),
         ({"warn": 1}, "WebSocketLimits warn: expected True or False, got 1"),
-        ({"received": 5}, "WebSocketLimits received: expected a limit, its text, or several of either, got 5"),
+        (
+            {"received": 5},
+            "WebSocketLimits received: expected a limit such as '5/minute', or several, got 5",
+        ),
         (
             {"received": "gate"},
             "WebSocketLimits received: expected a limit or a limiter, since there is no gate, got 'gate'",

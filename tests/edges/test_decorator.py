@@ -319,7 +319,7 @@ LIMIT: dict[str, Any] = {"limit": "5/minute"}
         ({"limit": Limiter("5/minute"), "name": "x"}, plain, r"rate_limited name: expected none: a limiter"),
         ({"limit": slowly}, plain, r"rate_limited limit: expected a plain function, since the limited"),
         ({}, plain, r"rate_limited: expected one limit, got None"),
-        ({"limit": 5}, plain, r"rate_limited limit: expected a limit, its text, or several of either, got 5"),
+        ({"limit": 5}, plain, r"rate_limited limit: expected a limit such as '5/minute', or several, got 5"),
         ({"limit": "5 a minute"}, plain, r"expected 'COUNT/UNIT'"),
         (LIMIT | {"key": "user"}, plain, r"rate_limited key: expected a parameter of the function \(agent\)"),
         (LIMIT | {"key": "rest"}, plain, r"expected a parameter of the function \(agent\), got 'rest'"),

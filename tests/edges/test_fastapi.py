@@ -415,7 +415,7 @@ def test_nothing_is_given_back_once_the_response_has_begun(
     ("options", "text"),
     [
         ({}, "RateLimit: expected a limiter or a gate, got None"),
-        ({"limiter": 5}, "RateLimit limiter: expected a limit, its text, or several of either, got 5"),
+        ({"limiter": 5}, "RateLimit limiter: expected a limit such as '5/minute', or several, got 5"),
         ({"limiter": "5/minute", "routes": {}}, "RateLimit: expected no routes: a dependency belongs to its route"),
         ({"limiter": "5/minute", "skip": ["/"]}, "RateLimit: expected nothing to skip"),
         ({"limiter": "5/minute", "counts": "failures"}, "RateLimit: expected no counts: a dependency doesn't"),

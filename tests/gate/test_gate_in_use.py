@@ -135,9 +135,9 @@ def test_bad_changes_change_nothing(gate: Gate) -> None:
         (lambda: gate.set_override("a", "huge", "1/s"), "tier: expected one of light, normal, heavy, got 'huge'"),
         (lambda: gate.set_override("a", "heavy", "1/s", "smtp"), "channel: expected one of ws, http, got 'smtp'"),
         (lambda: gate.set_override("a", "heavy", anything),
-         "override: expected a limit, its text, or several of either, got 5"),
+         "override: expected a limit such as '5/minute', or several, got 5"),
         (lambda: gate.set_default("huge", "1/s"), "tier: expected one of light, normal, heavy, got 'huge'"), (lambda:
-        gate.set_default("heavy", anything), "default: expected a limit, its text, or several of either, got 5"),
+        gate.set_default("heavy", anything), "default: expected a limit such as '5/minute', or several, got 5"),
         (lambda: gate.add_exemption("a", by=anything), "by: expected a string, got 5"),
     ]  # fmt: skip
     for call, text in attempts:

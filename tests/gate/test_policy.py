@@ -172,7 +172,7 @@ SECTIONS = (
 @pytest.mark.parametrize(
     ("settings", "mistake"),
     [
-        ({"limits": {"heavy": 5}}, "limits.heavy: expected a limit, its text, or several of either, got 5"),
+        ({"limits": {"heavy": 5}}, "limits.heavy: expected a limit such as '5/minute', or several, got 5"),
         ({"limits": {"heavy": "5/fortnight"}}, f"limits.heavy: expected {A_LIMIT}, got '5/fortnight'"),
         ({"limits": {"heavy": "0/minute"}}, f"limits.heavy: {NOTHING}"),
         ({"limits": {"ws": {"heavy": None}}},

@@ -141,7 +141,7 @@ async def test_sessions_end_with_their_block(gate: Gate) -> None:
         (("", 1), "agent: expected 1 to 128 printable characters, got ''"),
         (("a", None), "session: expected a string or an int, got None"),
         (("a", True), "session: expected a string or an int, got True"),
-        (("a", 1, 5), "session limit: expected a limit, its text, or several of either, got 5"),
+        (("a", 1, 5), "session limit: expected a limit such as '5/minute', or several, got 5"),
     ],
 )
 def test_bad_arguments_of_a_session_are_refused(gate: Gate, args: Any, text: str) -> None:

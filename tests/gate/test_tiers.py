@@ -136,7 +136,7 @@ def test_the_number_of_tiers_is_bounded() -> None:
 def test_a_bad_limit_of_a_tier_is_one_mistake() -> None:
     with pytest.raises(PolicyError) as caught:
         Policy(tiers=["bulk"], limits={"bulk": 5})
-    assert caught.value.mistakes == ("limits.bulk: expected a limit, its text, or several of either, got 5",)
+    assert caught.value.mistakes == ("limits.bulk: expected a limit such as '5/minute', or several, got 5",)
 
 
 @pytest.mark.parametrize("tier", PURPOSES)

@@ -217,6 +217,8 @@ def limit_of(where: str, given: object) -> Limit:
     if isinstance(given, Limit):
         return given
     if not isinstance(given, Iterable):
+        if type(given) is int and given > 0:  # a limit is meant, and lacks its unit
+            refuse(where, f"a limit such as '{given}/minute', or several", given)
         refuse(where, "a limit, its text, or several of either", given)
     return _join([limit_of(where, one) for one in given])
 
