@@ -484,3 +484,8 @@ def test_c3_what_counts_no_windows_for_an_event_loop_is_refused() -> None:
 def test_redis_py_is_not_needed_in_memory() -> None:
     code = "import sys; sys.modules['redis'] = None; import headgate.sliding; headgate.sliding.RateLimiter('memory://')"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_option_of_a_rate_limiter_is_refused_by_name() -> None:
+    expected = "RateLimiter: expected options among where, settings, got 'windoww'; "
+    assert refusal(RateLimiter, windoww=3).startswith(expected)

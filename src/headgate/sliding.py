@@ -12,10 +12,10 @@ results.
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self, SupportsIndex
+from typing import TYPE_CHECKING, Final, Never, Self, SupportsIndex
 
 from headgate._limiter_hot import key_of
-from headgate.errors import InvalidInput, refuse
+from headgate.errors import InvalidInput, refuse, refuse_option
 from headgate.lifecycle import Closable
 from headgate.limits.numbers import LARGEST, whole
 from headgate.limits.sliding_window import MAX_WINDOW_LIMIT
@@ -95,8 +95,13 @@ class RateLimiter(Closable):
     """
 
     def __init__(
-        self, where: "str | AsyncClient | Store | None" = None, settings: RateLimitSettings | None = None
+        self,
+        where: "str | AsyncClient | Store | None" = None,
+        settings: RateLimitSettings | None = None,
+        **unknown: Never,
     ) -> None:
+        for option in unknown:
+            refuse_option("RateLimiter", ("where", "settings"), option, see="help(headgate.sliding.RateLimiter)")
         self.settings: Final = RateLimitSettings.from_environment() if settings is None else settings
         self._window(None, None)
         self._owns_store: Final = not isinstance(where, Store)

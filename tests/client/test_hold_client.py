@@ -485,7 +485,7 @@ async def test_a_hold_that_waits_hangs_up_and_is_cancelled_once_the_hub_has_sure
 async def test_a_hold_that_does_not_wait_is_cancelled_after_its_answer() -> None:
     hub, clock = SlowHub(), SkippingClock()
     async with hub.client(clock) as client:
-        task: asyncio.Task[Any] = asyncio.create_task(client.hold({"usd": 1}, hold_id="one")._make())  # type: ignore[arg-type]
+        task = asyncio.ensure_future(client.hold({"usd": 1}, hold_id="one"))
         await until(lambda: hub.asked, "the hold")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

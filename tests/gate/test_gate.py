@@ -22,6 +22,7 @@ from headgate import (
 from headgate.events import AddressChecked, Alerted, Checked, Event, PolicyChanged, Violated, ViolationsReset
 from headgate.stores.base import Store
 from tests.support.agents import use_up
+from tests.support.refusals import refusal
 from tests.support.threads import run_together
 from tests.support.verbs import Verbs
 
@@ -459,3 +460,8 @@ def test_a_bad_charge_or_refund_counts_nothing() -> None:
     with pytest.raises(InvalidInput):
         gate.charge_address("nowhere", 1)
     assert gate.peek("a", "http", "heavy").remaining == gate.capacity("a", "http", "heavy")
+
+
+def test_an_unknown_option_of_a_gate_leads_to_the_nearest_known_one() -> None:
+    expected = "Gate: expected options among policy, store, remember, got 'stroe'; did you mean store=?"
+    assert refusal(Gate, stroe="memory://") == expected

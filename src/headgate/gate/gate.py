@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Callable
 from os import PathLike
-from typing import Final, SupportsIndex, get_args
+from typing import Final, Never, SupportsIndex, get_args
 
 from headgate.callables import is_async, is_generator
-from headgate.errors import refuse
+from headgate.errors import refuse, refuse_option
 from headgate.events import Alerted, Checked, Degraded, Event, Listener, Violated, ViolationsReset
 from headgate.flow import in_thread
 from headgate.gate._hot import CHECK, EXEMPT, store_request
@@ -50,7 +50,10 @@ class Gate(GateAccounts, Closable):
         *,
         store: Store | str | None = None,
         remember: str | PathLike[str] | ChangeLog | None = None,
+        **unknown: Never,
     ) -> None:
+        for option in unknown:
+            refuse_option("Gate", ("policy", "store", "remember"), option, see="help(headgate.Gate)")
         rules = Policy() if policy is None else policy
         if not isinstance(rules, Policy):
             refuse("Gate policy", "a Policy (Policy.load reads a file)", rules)
