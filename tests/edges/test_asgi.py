@@ -221,7 +221,7 @@ UNKNOWN_OPTION = (
             "RateLimitMiddleware tier: expected one of light, normal, heavy",
         ),
         ({"limiter": "1/minute", "routes": {"x": "1/minute"}}, "RateLimitMiddleware routes: expected a path such as"),
-        ({"limiter": "1/minute", "routes": {"/": 5}}, "RateLimitMiddleware routes '/': expected a limit such as '5/minute'"),
+        ({"limiter": "1/minute", "routes": {"/": 5}}, "RateLimitMiddleware routes '/': expected a limit such as '5"),
         ({"limiter": "1/minute", "routes": 5}, "RateLimitMiddleware routes: expected limits by pattern such as {'POST"),
         ({"limiter": "1/minute", "routes": {5: "1/hour"}}, "RateLimitMiddleware routes: expected limits by pattern"),
         ({"limiter": "1/minute", "skip": ["health"]}, "RateLimitMiddleware skip: expected a path such as"),

@@ -26,6 +26,7 @@ from headgate.http import (
     ServiceLimit,
     describe_denial,
     describe_error,
+    is_temporary,
     read_denial,
     read_headers,
 )
@@ -443,3 +444,8 @@ def test_the_older_triple_has_no_reset_for_a_budget_in_all() -> None:
         assert bool(decision) is passes
         assert writer.write(decision) == [(b"x-ratelimit-limit", b"2"), (b"x-ratelimit-remaining", left)]
     assert describe_denial(decisions[2], "default").retry_after_ms == 60_000
+
+
+def test_a_request_may_be_repeated_after_temporary_statuses() -> None:
+    temporary = [status for status in range(100, 600) if is_temporary(status)]
+    assert temporary == [408, 425, 429, *range(500, 600)]

@@ -22,7 +22,7 @@ from headgate.client.inbox import Inbox, Wakeup
 from headgate.client.outbox import Denial, Outbox, PendingFrame, QueueFull, Refused, SendLimit, Unsent
 from headgate.client.url import is_hub_url, is_loopback
 from headgate.errors import HeadgateError, refuse, refuse_option
-from headgate.http import parse_retry_after
+from headgate.http import is_temporary, parse_retry_after
 from headgate.limits.clock import Clock, MonotonicClock
 from headgate.limits.numbers import microseconds, whole
 
@@ -45,7 +45,6 @@ _CLOSE_TIMEOUT: Final = 2.0  # seconds
 _LARGEST: Final = 16 * 1024 * 1024  # bytes in a frame of the hub: a long history
 _LONGEST_REASON: Final = 1000  # characters of what a hub says, with every attempt
 _TOO_LARGE: Final = 1009
-_TRY_AGAIN: Final = (408, 425, 429)  # and all statuses from 500 on
 _REFUSALS: Final = ("unauthorized", "invalid")
 
 
@@ -428,7 +427,7 @@ class ReconnectingClient(Generic[T]):
 
     def _explain_status(self, refusal: InvalidStatus) -> str:
         answer = refusal.response
-        if answer.status_code not in _TRY_AGAIN and answer.status_code < 500:
+        if not is_temporary(answer.status_code):
             error, detail = f"status_{answer.status_code}", "no hub answers at this address; check the URL"
             with suppress(ValueError, KeyError, TypeError, RecursionError):  # the body of another server
                 body = json.loads(answer.body)

@@ -7,6 +7,7 @@ from headgate.http.headers import (
     QuotaPolicy,
     RateLimitHeaders,
     ServiceLimit,
+    is_temporary,
     parse_retry_after,
     read_headers,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "describe_decision",
     "describe_denial",
     "describe_error",
+    "is_temporary",
     "parse_retry_after",
     "read_denial",
     "read_headers",

@@ -212,6 +212,11 @@ def parse_milliseconds(value: str) -> float | None:
     return _whole_microseconds(Fraction(text) / 1000) if _SECONDS.fullmatch(text) else None
 
 
+def is_temporary(status: int) -> bool:
+    """Whether a request that was answered with this status may pass if it is repeated later."""
+    return status in (408, 425, 429) or status >= 500
+
+
 def is_count(value: object) -> TypeGuard[int]:
     """Whether a value is a whole number, 0 or more."""
     return type(value) is int and value >= 0

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from headgate._version import VERSION
 from headgate.errors import HeadgateError
-from headgate.http import parse_retry_after
+from headgate.http import is_temporary, parse_retry_after
 from headgate.hub.monitoring.account_alerts import AccountAlert, AccountAlertEvent
 from headgate.hub.monitoring.alerts import Alert, AlertEvent
 from headgate.hub.timer import Timer
@@ -35,7 +35,6 @@ _FIRST_PAUSE: Final = 1.0  # seconds until the second attempt; then twice as lon
 _LONGEST_PAUSE: Final = 30.0  # seconds between two attempts
 _MAX_RETRY_AFTER: Final = 300.0  # seconds that a receiver may ask for by Retry-After
 _RETRY_FOR: Final = 3600  # seconds
-_RETRIED_STATUSES: Final = (408, 425, 429)  # and all from 500 on
 
 _log = structlog.get_logger("headgate.hub")
 
@@ -207,7 +206,7 @@ class _Receiver:
             return _explain(error), 0.0
         if 200 <= status < 300:
             return "", 0.0
-        if status in _RETRIED_STATUSES or status >= 500:
+        if is_temporary(status):
             return f"status {status}", _asked(later)
         return f"status {status}" + (", and redirects are not followed" if 300 <= status < 400 else ""), None
 
