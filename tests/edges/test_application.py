@@ -390,6 +390,13 @@ def new_process() -> Iterator[None]:
     workers.warn_of_workers.cache_clear()
 
 
+def test_settings_in_others_count_in_private_if_the_store_they_take_is_private() -> None:
+    store, none = MemoryStore(), application.ApplicationSettings()
+    private, shared = [application.ApplicationSettings(store, private=one) for one in (True, False)]
+    assert [none.nested_in(outer).private for outer in (private, shared)] == [True, False]
+    assert [private.nested_in(shared).private, shared.nested_in(private).private] == [True, False]
+
+
 @pytest.mark.usefixtures("new_process")
 @pytest.mark.parametrize("siblings", [False, True])
 def test_one_of_several_workers_says_once_that_each_counts_for_itself(
