@@ -158,6 +158,15 @@ def test_b7_a_change_is_shown_within_two_seconds(visitors: Visitors) -> None:
         assert changed < 2
 
 
+@pytest.mark.parametrize(("advised", "shown"), [(99, "99 s"), (101, "1 min 41 s"), (1_022_911, "11 d 20 h")])
+def test_b7_a_long_wait_is_told_in_its_two_largest_units(visitors: Visitors, advised: float, shown: str) -> None:
+    policy = Policy(limits={"light": "2/minute"}, backoff={"steps": [advised], "quiet": 2 * advised})
+    with running(policy) as hub, hub.agent("planner") as planner:
+        page = visitors.come(hub, VIEWER, time=STILL)
+        ping(planner, 3)
+        expect(card(page, "planner").locator(".backoff")).to_have_text(f"retry in {shown}")
+
+
 def test_b7_agents_come_and_go(visitors: Visitors) -> None:
     with running() as hub:
         page = visitors.come(hub, VIEWER)

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from headgate import Gate, ManualClock, MemoryStore, Policy
-from headgate.cli.account_limits import amount, duration_text
+from headgate.cli.account_limits import amount
+from headgate.cli.answers import duration_text
+from headgate.cli.answers import seconds as seconds_text
 from tests.support.cli import Command, StartHub
 
 pytestmark = pytest.mark.once
@@ -208,6 +210,14 @@ def test_f1_usage_is_a_table_json_and_csv(gate: Gate, headgate: Command, printed
 )  # fmt: skip
 def test_durations_are_short(seconds: Any, text: str) -> None:
     assert duration_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [(5, "0.005 s"), (1500, "1.5 s"), (99_940, "99.9 s"), (99_999, "1 min 40 s"), (1_022_911_000, "11 d 20 h")],
+)
+def test_long_waits_are_told_like_durations(milliseconds: int, text: str) -> None:
+    assert seconds_text(milliseconds) == text
 
 
 def test_amounts_have_no_zeros_at_the_end() -> None:

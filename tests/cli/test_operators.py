@@ -134,14 +134,19 @@ def test_the_page_of_an_agent_counts_denials_and_violations_each_from_one_source
 
 
 def test_the_page_of_an_agent_says_how_long_it_gets_no_tasks(running_hub: StartHub, headgate: Command) -> None:
-    policy = Policy(limits={"light": "2/minute"}, backoff={"steps": [1, 4], "quiet": 3600})
+    policy = Policy(limits={"light": "2/minute"}, backoff={"steps": [1, 1000], "quiet": 3600})
     with running_hub(policy) as hub, hub.agent("planner") as planner:
         flood(planner)
         planner.ask("ping")
         hub.clock.advance(1)
-        assert "; gets no new tasks for 3599 s (2 violations); advised wait 3 s\n" in headgate("agents", "planner")[1]
+        out = headgate("agents", "planner")[1]
+        assert "; gets no new tasks for 59 min 59 s (2 violations); advised wait 16 min 39 s\n" in out
+        assert re.search(r"127\.0\.0\.1 +16 min 40 s$", out, re.MULTILINE)
         hub.clock.advance(60)  # its buckets are full again
-        assert "connected; gets no new tasks for 3539 s (2 violations)\n" in headgate("agents", "planner")[1]
+        assert (
+            "connected; gets no new tasks for 58 min 59 s (2 violations); advised wait 15 min 39 s\n"
+            in headgate("agents", "planner")[1]
+        )
         hub.clock.advance(3540)
         assert "state         connected\n" in headgate("agents", "planner")[1]
 

@@ -201,7 +201,7 @@ async def test_names_are_shown_escaped(shared: Running) -> None:
     evil = "[b]x\x1b[2J\n\u202e"
     usage = {"channel": "[red]", "tier": "\x1b[", "used": 7.5, "remaining": 1, "capacity": 2}
     card = {"agent_id": evil, "connected": True, "usage": usage, "violations": 0, "violations_last_hour": 0}
-    card |= {"wait_left_ms": 0, "exempt": False, "override": False, "blocked": True}
+    card |= {"wait_left_ms": 1_022_911_000, "exempt": False, "override": False, "blocked": True}
     summary = {"violations_last_hour": 1, "worst_offenders": [{"agent_id": evil, "violations": 1}], "exempt": 0}
     summary |= {"checks_per_second": 0, "denied_share": 0, "store": "\x1b[2J", "address_denials": 3}
     summary["denied_addresses"] = [{"address": "\x1b[2J", "purpose": "[red]", "denials": 3, "last_at": 1.0}]
@@ -209,6 +209,7 @@ async def test_names_are_shown_escaped(shared: Running) -> None:
         app = view(one)
         async with playing(app) as pilot:
             assert names(app) == ["[b]x\\x1b[2J\\n\\u202e"]
+            assert " 11d " in screen(app)
             assert "in the last hour: [b]x\\x1b[2J\\n\\u202e 1; open alerts: 0" in head(app)
             assert head(app).endswith("3 denials by address in the last hour: \\x1b[2J [red] 3")
             assert [str(cell) for cell in app._table.get_row_at(0)][-1] == "B"

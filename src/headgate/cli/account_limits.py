@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
-from headgate.cli.answers import number, shown
+from headgate.cli.answers import duration_text, number, shown
 from headgate.cli.hub_commands import Rows
 from headgate.cli.parser import UsageError
 from headgate.cli.terminal import Cell, Column, usage_cell
@@ -15,8 +15,6 @@ COLUMNS: Final = (
     Column("account"), Column("plan"), Column("resource"), Column("limit"), Column("spent", right=True),
     Column("held", right=True), Column("left", right=True), Column("used", right=True), Column("resets", right=True),
 )  # fmt: skip
-
-_UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
@@ -81,18 +79,6 @@ def amount(value: Any) -> str:
         raise ValueError
     digits = amount_text(found)
     return digits.rstrip("0").rstrip(".") if "." in text else digits
-
-
-def duration_text(seconds: Any) -> str:
-    """A number of seconds in its two largest units; "never" for null."""
-    if seconds is None:
-        return "never"
-    rest = int(max(number(seconds), 0) + 0.999)
-    for place, (size, unit) in enumerate(_UNITS):
-        if rest >= size:
-            below = (rest % size) // _UNITS[place + 1][0] if place < 3 else 0
-            return f"{rest // size} {unit}" + (f" {below} {_UNITS[place + 1][1]}" if below else "")
-    return "-"
 
 
 def resource_text(resource: Any, tool: Any = "") -> str:

@@ -138,7 +138,7 @@ def _denials(data: dict[str, Any]) -> Rows:
             f"{shown(one['channel'])} {shown(one['action'])}",
             shown(one["tier"]) or "-",
             shown(one["address"]) or "-",
-            f"{whole(one['retry_after_ms']) / 1000:.3g} s",
+            seconds(whole(one["retry_after_ms"])),
         )
         for one in data["denials"]
     ]

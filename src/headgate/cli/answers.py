@@ -71,10 +71,25 @@ def shown(value: Any) -> str:
     return printable(value)
 
 
+_UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
 def seconds(milliseconds: int) -> str:
-    """A span of time, with three digits or more."""
+    """A span of time, in seconds with three digits; from 100 seconds on in its two largest units."""
     number = milliseconds / 1000
-    return f"{number:.3g} s" if number < 100 else f"{number:.0f} s"
+    return f"{number:.3g} s" if number < 99.95 else duration_text(number)
+
+
+def duration_text(seconds: Any) -> str:
+    """A number of seconds in its two largest units; "never" for null."""
+    if seconds is None:
+        return "never"
+    rest = int(max(number(seconds), 0) + 0.999)
+    for place, (size, unit) in enumerate(_UNITS):
+        if rest >= size:
+            below = (rest % size) // _UNITS[place + 1][0] if place < 3 else 0
+            return f"{rest // size} {unit}" + (f" {below} {_UNITS[place + 1][1]}" if below else "")
+    return "-"
 
 
 def local_time(value: Any) -> str:

@@ -3,8 +3,8 @@
 import argparse
 from typing import Any
 
-from headgate.cli.account_limits import amount, duration_text
-from headgate.cli.answers import shown
+from headgate.cli.account_limits import amount
+from headgate.cli.answers import duration_text, shown
 from headgate.cli.hub_api import HubApi
 from headgate.cli.hub_commands import ListCommand, Rows, add_change_command, add_limit_option
 from headgate.cli.hub_options import existing_agent, path_part

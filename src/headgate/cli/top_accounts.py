@@ -13,8 +13,8 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Static
 
-from headgate.cli.account_limits import amount, duration_text, resource_text
-from headgate.cli.answers import number, shown
+from headgate.cli.account_limits import amount, resource_text
+from headgate.cli.answers import duration_text, number, shown
 from headgate.cli.hub_api import HubApi, HubError
 from headgate.cli.poller import Poller
 from headgate.cli.terminal import GREEN, RED, YELLOW, display_width, truncate, usage_colour

@@ -16,6 +16,7 @@ from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
+from headgate.cli.answers import seconds
 from headgate.cli.hub_api import AgentSummary, HubApi, HubError, HubStatus
 from headgate.cli.poller import Poller
 from headgate.cli.terminal import truncate
@@ -358,7 +359,7 @@ class TopApp(App[int]):
 
 def _cells(agent: AgentSummary, room: int) -> list[Text]:
     unlimited = Text("-" if not agent.exempt else "no limit")
-    wait = f"{agent.wait_ms / 1000:.3g}s" if agent.wait_ms else ""
+    wait = "".join(seconds(agent.wait_ms).split()[:2]) if agent.wait_ms else ""  # its largest unit
     return [
         Text("● " if agent.connected else "○ ", "green" if agent.connected else "dim"),
         Text(truncate(printable(agent.name), room - 1)),

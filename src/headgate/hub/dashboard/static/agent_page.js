@@ -1,7 +1,7 @@
 // The page of one agent: what it does, what it is denied, its limits and connections. It is fetched again while open.
 
 import { ceiling, Spark } from "./charts.js";
-import { byId, element, figures, fillRows, fromTemplate, plural, rateText, setAttribute, setCount, setText, setVisible, timeText } from "./dom.js";
+import { byId, element, figures, fillRows, fromTemplate, plural, rateText, setAttribute, setCount, setText, setVisible, spanText, timeText } from "./dom.js";
 import { amountText, briefText, budgetOf, drawBudget, resetText, resourceText } from "./budget.js";
 import { drawMeter, drawState, stateNode, usedText } from "./state.js";
 
@@ -85,7 +85,7 @@ export class AgentPage {
   /** Count the wait down. */
   tick() {
     const wait = this.#agents.get(this.name)?.wait ?? 0;
-    setText(byId("agent-wait"), wait ? `${figures.format(wait)} s` : "–");
+    setText(byId("agent-wait"), wait ? spanText(wait) : "–");
   }
 
   #drawTraffic(live) {
@@ -104,7 +104,7 @@ export class AgentPage {
       return [actionText(one), one.tier, figures.format(one.last_minute), figures.format(one.last_hour)];
     });
     drawTable("denials", detail.denials, (one) => {
-      const wait = `${figures.format(one.retry_after_ms / 1000)} s`;
+      const wait = spanText(one.retry_after_ms / 1000);
       return [timeText(one.at), actionText(one), one.tier, one.address || "unknown", wait];
     });
     drawTable("connections", detail.connections, (one) => [one.kind, one.address || "unknown", timeText(one.since)]);
@@ -143,7 +143,7 @@ function drawAccounts({ account, account_limits: limits, holds }) {
   });
   drawTable("holds", holds, ({ hold_id: id, session, tool, state, costs, lease_left: left }) => {
     const reserved = Object.entries(costs).map(([resource, cost]) => `${amountText(cost)} ${resource}`);
-    const lease = state === "open" ? `${figures.format(left)} s` : "expired";
+    const lease = state === "open" ? spanText(left) : "expired";
     return [id, session || "–", tool || "–", reserved.join(", "), lease];
   });
 }

@@ -1,7 +1,7 @@
 // The cards of agents.
 
 import { ceiling, Spark } from "./charts.js";
-import { byId, figures, fromTemplate, placeChildren, rateText, setAttribute, setText, setVisible } from "./dom.js";
+import { byId, figures, fromTemplate, placeChildren, rateText, setAttribute, setText, setVisible, spanText } from "./dom.js";
 import { drawMeter, drawState, stateNode, usageText, violationsText } from "./state.js";
 import { agentLink } from "./view.js";
 
@@ -45,7 +45,7 @@ class Card {
   countDown() {
     const { wait } = this.agent;
     setVisible(this.parts.backoff, wait > 0);
-    if (wait) setText(this.parts.backoff, `retry in ${figures.format(wait)} s`);
+    if (wait) setText(this.parts.backoff, `retry in ${spanText(wait)}`);
   }
 }
 

@@ -18,6 +18,18 @@ export function timeText(seconds) {
 /** Something per second, in few digits. */
 export const rateText = (rate) => (rate > 0 && rate < 0.1 ? rate.toFixed(2) : figures.format(rate));
 
+const SPANS = [[86_400, "d"], [3_600, "h"], [60, "min"], [1, "s"]];
+
+/** A span of time: in seconds, from 100 of them on in its two largest units. */
+export function spanText(seconds) {
+  if (seconds < 100) return `${figures.format(seconds)} s`;
+  const whole = Math.ceil(seconds);
+  const at = SPANS.findIndex(([size]) => whole >= size);
+  const [[size, unit], [small, smallUnit]] = SPANS.slice(at, at + 2);
+  const below = Math.floor((whole % size) / small);
+  return `${figures.format(Math.floor(whole / size))} ${unit}${below ? ` ${below} ${smallUnit}` : ""}`;
+}
+
 export const plural = (many, one) => `${figures.format(many)} ${one}${many === 1 ? "" : "s"}`;
 
 export function setText(node, text) {

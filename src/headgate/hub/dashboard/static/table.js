@@ -1,7 +1,7 @@
 // The table of agents. Only the rows that are seen are in the page; the others take up their height only.
 
 import { ceiling, Spark } from "./charts.js";
-import { byId, figures, fromTemplate, placeChildren, rateText, setAttribute, setText } from "./dom.js";
+import { byId, figures, fromTemplate, placeChildren, rateText, setAttribute, setText, spanText } from "./dom.js";
 import { drawMeter, drawState, shortUsage, stateNode, usageText, violationsText } from "./state.js";
 import { agentLink } from "./view.js";
 
@@ -52,7 +52,7 @@ class Row {
 
   countDown() {
     const { wait } = this.agent;
-    setText(this.parts.wait, wait ? `${figures.format(wait)} s` : "–");
+    setText(this.parts.wait, wait ? spanText(wait) : "–");
   }
 
   place(number, height) {
