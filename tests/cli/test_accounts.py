@@ -192,7 +192,10 @@ def test_f1_usage_is_a_table_json_and_csv(gate: Gate, headgate: Command, printed
         "2026-11  planner  web   requests       1\n"
         "2026-11  planner  web   usd          2.5\n"
     )
-    assert headgate("usage", "globex")[1] == "nothing was used from 2025-11-01 to 2026-11-17\n"
+    nothing = "nothing was used from 2025-11-01 to 2026-11-17\n"
+    assert headgate("usage", "globex") == (0, nothing, "note: nothing names an account 'globex'\n")
+    gate.set_agent_account("new", "globex")
+    assert headgate("usage", "globex") == (0, nothing, "")
     assert headgate("usage", "--month", "2026-02")[1] == "nothing was used from 2026-02-01 to 2026-02-28\n"
     month = printed_json("usage", "--month", "2026-11")
     assert (month["from"], month["to"], len(month["totals"])) == ("2026-11-01", "2026-11-30", 2)

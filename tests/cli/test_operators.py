@@ -281,7 +281,7 @@ def test_a_token_is_alone_on_standard_output(
         assert not hub.run(hub.hub.registry.verify("planner", rotated.strip()))
         assert printed_json("revoke", "planner") == {"agent_id": "planner", "revoked": False}
         assert set(printed_json("rotate", "planner")) == {"agent_id", "token"}
-        assert set(printed_json("register", "writer")) == {"agent_id", "token", "known"}
+        assert set(printed_json("register", "writer")) == {"agent_id", "token", "known", "limited"}
         code, invitation, err = headgate("invite")
         assert (code, err) == (0, "note: valid for one registration\n")
         body = {"agent_id": "guest", "invitation": invitation.strip()}
@@ -293,8 +293,17 @@ def test_an_agent_is_registered_or_invited_for_an_account(running_hub: StartHub,
     policy = Policy(accounts={"plans": {"pro": {"tokens": "10/minute"}}})
     with running_hub(policy, registration="invitation") as hub, hub.http("") as stranger:
         code, _, err = headgate("register", "planner", "--account", "acme/search", "--plan", "pro")
-        assert (code, err.splitlines()[1:]) == (0, ["note: the account acme/search is new: nothing named it before"])
-        assert "is new" not in headgate("register", "other", "--account", "acme/search")[2]
+        assert (code, err.splitlines()[1:]) == (
+            0,
+            ["note: the account acme/search is new: nothing named it before", "note: nothing limits acme/search"],
+        )
+        err = headgate("register", "other", "--account", "acme/search")[2]
+        assert err.splitlines()[1:] == ["note: nothing limits acme/search"]
+        assert headgate("accounts", "move", "other", "acme")[2] == "note: nothing limits acme\n"
+        hub.hub.gate.set_account_limit("acme", "usd", "5 in all")
+        assert headgate("accounts", "move", "other", "acme/search")[2] == ""
+        assert headgate("register", "third", "--account", "acme/search")[2].count("note") == err.count("note") - 1
+        assert headgate("register", "without")[2].count("note") == err.count("note") - 1
         code, invitation, _ = headgate("invite", "--account", "acme/ops")
         assert code == 0
         body = {"agent_id": "guest", "invitation": invitation.strip()}

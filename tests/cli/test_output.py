@@ -84,7 +84,7 @@ def test_a_full_or_closed_output_is_an_error_of_every_command(
     running_hub: StartHub, headgate: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = ConfigFile(Path("headgate.toml"), {})
-    accounts: dict[str, Any] = {"plans": {"pro": {}}}
+    accounts: dict[str, Any] = {"plans": {"pro": {}}, "default": {"org": {"eur": "9 in all"}}}
     policy = Policy(limits={"light": "1/minute"}, accounts=accounts, agents={"a": {"account": "acme"}})
     with running_hub(policy, config=config) as hub:
         hub.register("a")

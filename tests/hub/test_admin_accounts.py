@@ -279,15 +279,17 @@ def test_b6_an_agent_is_moved_and_given_a_plan_in_one_change(hub: Running, gate:
     path = "/api/admin/agents/planner/account"
     assert ok(admin.put(path, json={"account": "acme-x", "plan": "pro"})) == {
         "agent_id": "planner", "path": "acme-x/-/planner", "account": "acme-x", "plan": "pro", "registered": False,
-        "known": True,
+        "known": True, "limited": True,
     }  # fmt: skip
     assert len(changes(admin)) == 1
     hold.settle({"usd": "1"})
     assert ok(admin.get(account("acme/search")))["limits"][-1]["spent"] == "1.000000", "where it was held"
     hub.register("planner")
     found = ok(admin.put(path, json={"account": "globex"}))
-    assert (found["registered"], found["known"], found["plan"]) == (True, False, "pro")
-    assert ok(admin.put(path, json={"account": ""}))["path"] == "-/-/planner"
+    assert (found["registered"], found["known"], found["plan"], found["limited"]) == (True, False, "pro", False)
+    assert ok(admin.put(path, json={"account": "globex/any"}))["limited"], "each team is"
+    found = ok(admin.put(path, json={"account": ""}))
+    assert (found["path"], found["limited"]) == ("-/-/planner", True)
     found = ok(admin.put(path, json={"account": None, "plan": None}))
     assert (found["path"], found["plan"]) == ("acme/search/planner", "")
     made = len(changes(admin))

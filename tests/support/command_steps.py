@@ -84,7 +84,12 @@ STEPS = [
         ["planner", "acme/search", "--plan", "pro"],
         r"planner belongs to acme/search now, with .* pro\n",
     ),
-    Step("accounts move", ["nobody", "acme"], "nobody belongs to acme now\n", notes=UNREGISTERED.format("nobody")),
+    Step(
+        "accounts move",
+        ["nobody", "acme"],
+        "nobody belongs to acme now\n",
+        notes="note: nothing limits acme\n" + UNREGISTERED.format("nobody"),
+    ),
     Step("accounts", [], r"account .*\nacme +- +- +unlimited\nacme/search  -     requests by web  9/minute "),
     Step("accounts list", ["--within", "acme/search"], ACCOUNT),
     Step("accounts show", ["acme/search"], r"(?s:.*)\nagents: planner\n"),

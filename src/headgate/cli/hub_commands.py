@@ -59,9 +59,11 @@ def add_change_command(
 
 
 def note_new_account(account: str, answer: Answer) -> None:
-    """Print a note if a hub answered that nothing had named an account before: it may be misspelt."""
+    """Print notes if a hub answered that nothing had named an account before, so it may be misspelt, or limits it."""
     if answer.get("known") is False:
         print_error(f"note: the account {printable(account)} is new: nothing named it before")
+    if answer.get("limited") is False:
+        print_error(f"note: nothing limits {printable(account)}")
 
 
 def note_answer(_: HubApi, options: argparse.Namespace, answer: Answer) -> None:

@@ -125,6 +125,10 @@ class Effective:
             return True
         return any(is_within(rules.account, path) for _, rules in self.agents.items() if rules.account)
 
+    def limits_account(self, path: str) -> bool:
+        """Whether an account above the agents, or one above it, has a limit: its own, its plan's or its level's."""
+        return any([self.account_limits(prefix) for prefix in path_prefixes(path)])
+
     def with_former(self, before: "Effective") -> "Effective":
         """These rules, with the accounts that agents had before and don't have now: there may be holds of them."""
         changed: dict[str, AgentRules | None] = {}

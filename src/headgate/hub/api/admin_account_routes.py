@@ -133,6 +133,8 @@ class AgentAccount(Struct):
     registered: bool
     known: bool
     """Whether the account had been named before."""
+    limited: bool
+    """Whether the account, or one above it, has limits; also true without one."""
 
 
 class AccountHolds(Struct):
@@ -381,7 +383,8 @@ async def _set_agent(call: Call, gate: Gate, registry: Registry) -> AgentAccount
         raise RequestError(400, "invalid", "body: expected an account or a plan, got neither")
     await gate.achange(edits, by=call.by)
     rules = gate.effective.rules_of(agent)
-    return AgentAccount(agent, gate.path_of(agent), rules.account, rules.plan, registered, known)
+    limited = not rules.account or gate.effective.limits_account(rules.account)
+    return AgentAccount(agent, gate.path_of(agent), rules.account, rules.plan, registered, known, limited)
 
 
 # Holds ----------------------------------------------------------------------------------------------------------------

@@ -46,6 +46,8 @@ class AgentsPage(Body):
 class RegisteredByAdmin(Registered, kw_only=True):
     known: bool
     """Whether the account had been named before; also true without one."""
+    limited: bool
+    """Whether the account, or one above it, has limits; also true without one."""
 
 
 class RegisteredAgent(Struct):
@@ -91,7 +93,8 @@ async def _register(call: Call, operators: Operators, gate: Gate) -> RegisteredB
     known = not account or gate.effective.names_account(account)
     token = await operators.register(agent, call.caller, call.by, Grant(account, call.body.plan, call.by))
     _log.info("agent registered", agent=agent, by=call.by)
-    return RegisteredByAdmin(agent, token, known=known)
+    limited = not account or gate.effective.limits_account(account)
+    return RegisteredByAdmin(agent, token, known=known, limited=limited)
 
 
 async def _rotate(call: Call, operators: Operators) -> Registered:
