@@ -13,8 +13,9 @@ import trustme
 
 from headgate import Policy
 from headgate.cli.hub_api import HubApi, HubError
+from headgate.hub.monitoring.health import Health
 from tests.support.cli import Command, StartHub
-from tests.support.hub import ADMIN, VIEWER, AgentConnection, running
+from tests.support.hub import ADMIN, VIEWER, AgentConnection, Running, hub_settings, running
 from tests.support.ports import nobody
 from tests.support.scripted_server import impostor
 from tests.support.valkey import PATIENCE
@@ -388,6 +389,21 @@ EVERY = [
 def test_the_store_of_a_hub_of_another_version_is_no_traceback(headgate: Command) -> None:
     with impostor({"store": "ok"}) as one:
         assert headgate("store", "--hub", f"http://{one}") == (1, "", f"http://{one}: {NOT_A_HUB}\n")
+
+
+@pytest.mark.parametrize("away", [True, False])
+def test_an_outage_of_the_store_tells_its_address_without_the_password(
+    away: bool, headgate: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = "redis+cluster://10.0.0.5:6379,10.0.0.6"
+    hub = Running(hub_settings(store=f"{address.replace('://', '://me:secret@')}/0?password=more"))
+    try:
+        monkeypatch.setattr(Health, "store", "away" if away else "ok")
+        code, out, _ = headgate("store", "--hub", f"http://{hub}")
+        assert code == away
+        assert out.splitlines()[1:] == [f"start {address}, or correct --store of the hub"] * away
+    finally:
+        hub.stop()
 
 
 @pytest.mark.parametrize("verb", EVERY, ids=" ".join)

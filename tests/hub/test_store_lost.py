@@ -164,7 +164,7 @@ def test_health_the_dashboard_and_metrics_tell_of_the_loss(server: Server, hub: 
         assert admin.get("/ready").status_code == 200, "it still decides"
         summary = admin.get("/api/dashboard/state").json()["summary"]
         assert (summary["store"], summary["problems"]) == ("lost", [problem])
-        assert admin.get("/api/admin/store").json() == {"store": "lost", "problems": [problem]}
+        assert admin.get("/api/admin/store").json() == {"store": "lost", "problems": [problem], "address": ""}
         assert "headgate_store_lost 1.0" in admin.get("/metrics").text
     hub.run(hub.hub.store_guard.probe())
     lines = [line for line in logged if line["event"].startswith("the store is lost")]
@@ -818,7 +818,7 @@ def test_there_is_nothing_to_accept_unless_the_store_is_lost(hub: Running) -> No
     with running() as hub:
         assert accept(hub, "drop") == (200, {"accepted": False, "store": "memory", "problems": []})
         with hub.http(ADMIN) as admin:
-            assert admin.get("/api/admin/store").json() == {"store": "memory", "problems": []}
+            assert admin.get("/api/admin/store").json() == {"store": "memory", "problems": [], "address": ""}
             refused = admin.post("/api/admin/store/accept", json={})
             assert refused.json()["detail"] == "body: Object missing required field `agent_data`"
 

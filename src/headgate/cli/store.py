@@ -58,7 +58,8 @@ def _show(options: argparse.Namespace) -> int:
     if options.json:
         print_json(answer)
     else:
-        remedy = [_REMEDY] if state == "lost" else []
+        address = printable(str(answer.get("address") or "the server"))
+        remedy = {"lost": [_REMEDY], "away": [f"start {address}, or correct --store of the hub"]}.get(str(state), [])
         print("\n".join([_STATES.get(state, printable(state)), *map(printable, problems), *remedy]))
     return 1 if state in ("away", "lost") else 0
 

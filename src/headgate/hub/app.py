@@ -294,7 +294,7 @@ class Hub:
         shares = CounterShares(clock, settings.max_counters, windows.settings.default_window_ms)
         parts: list[object] = [self.store_guard, self.agent_sockets, relay, windows, shares, file, self.router]
         parts += [gate, stats, health, presence, registry, operators, messages, sessions, scheduler]
-        parts += [alerts, self.account_alerts, feed, cards, sources, self.address_log]
+        parts += [alerts, self.account_alerts, feed, cards, sources, self.address_log, settings]
         router = Router(bind(ROUTES, parts))
         self._api = Api(router, gate, stats, operators, registry, authentication, allowed_hosts, settings)
 

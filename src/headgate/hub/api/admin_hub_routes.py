@@ -1,6 +1,7 @@
 """Admin routes: tasks, the store, signals of the application, and the log level."""
 
 from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
 
 import structlog
 from msgspec import Meta, Struct
@@ -19,7 +20,7 @@ from headgate.hub.errors import RequestError
 from headgate.hub.messages.messages import MessageBroker
 from headgate.hub.messages.sessions import OUTSIDE, SessionLog
 from headgate.hub.monitoring.health import Health, StoreState
-from headgate.hub.settings import LOG_LEVELS
+from headgate.hub.settings import LOG_LEVELS, HubSettings
 from headgate.hub.sockets.agent_socket import AgentSockets
 from headgate.hub.sockets.frames import AgentId, SessionId, Signal
 from headgate.hub.sockets.relay import Relay
@@ -35,6 +36,11 @@ class StoreStatus(Struct):
     store: StoreState
     problems: list[str]
     """What is wrong with the store or the disk, in sentences."""
+
+
+class StoreDetail(StoreStatus, kw_only=True):
+    address: str
+    """Of its server, without user and password; "" for the hub's memory."""
 
 
 class AcceptedStore(StoreStatus, kw_only=True):
@@ -81,8 +87,13 @@ async def _tasks(call: Call, scheduler: Scheduler) -> TaskList:
     return TaskList(await scheduler.tasks(state=query.state, limit=query.limit, before=query.before))
 
 
-async def _store(_call: Call, health: Health) -> StoreStatus:
-    return StoreStatus(health.store, health.problems)
+async def _store(_call: Call, health: Health, settings: HubSettings) -> StoreDetail:
+    return StoreDetail(health.store, health.problems, address=_address(settings.store))
+
+
+def _address(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.netloc else ""
 
 
 async def _accept_store(
