@@ -108,6 +108,16 @@ SOME_SLOTS = "expected slots, such as '5 in flight'"
         ({"tokens": "5 in flight"}, "tokens: expected a rate or a budget, not "),
         ({"usd": "5 eur in all"}, "usd: expected an amount of usd, without a unit"),
         ({"usd": "five"}, f"usd: {A_RATE}, got 'five'"),
+        (
+            {"tokens": "2000 tokens/minute"},
+            f"tokens: {A_RATE} (leave out the unit: '2000/minute'), got '2000 tokens/minute'",
+        ),
+        (
+            {"usd": ["1/hour", "2.5usd per 3 hours burst 4"]},
+            f"usd: {A_RATE} (leave out the unit: '2.5 per 3 hours burst 4')",
+        ),
+        ({"usd": "5 usd/calendar day; five"}, f"usd: {A_RATE}, got 'five'"),
+        ({"slots": "5 slots/minute"}, f"slots: {SOME_SLOTS}, got"),
         ({"usd": "600"}, f"usd: {A_RATE}, got '600'"),
         ({"usd": 600}, f"usd: {A_RATE}, got 600"),
         ({"tools": {"web": {"slots": "5 in flight"}}}, "tools.web.slots: expected one of"),

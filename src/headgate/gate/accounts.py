@@ -108,6 +108,9 @@ _EXPECTED: Final = (
     "'2 in all'"
 )
 _MONEY: Final = ("usd", "eur")
+_RATE_WITH_UNIT: Final = re.compile(
+    r"([\d.]+)\s*[a-z_]+\s*((?:/|\bper\b)\s*(?!calendar)[\w.].*)", re.ASCII | re.IGNORECASE
+)
 _PERIODS: Final = {
     "d": ("day", "24 hours"),
     "w": ("week", "7 days"),
@@ -141,6 +144,8 @@ def parse_account_limit(
     if not isinstance(given, str | Limit | Iterable):
         refuse(where, expected, given)
     limits = [given] if isinstance(given, str | Limit) else list(given)
+    if resource != SLOTS:
+        expected += _hint_of_unit(limits)
     try:
         parts = [part for one in limits for part in _parts(where, one, unit, expected, unnamed or zone)]
         if parts == [UNLIMITED]:
@@ -154,6 +159,16 @@ def parse_account_limit(
     if resource in _MONEY and not recorded and not any([isinstance(part, Budget) for part in counted]):
         _refuse_like_budget(where, limits)
     return AccountLimit("; ".join([_written(resource, part, zone) for part in checked]), counted)
+
+
+def _hint_of_unit(limits: Iterable[object]) -> str:
+    """What to write instead of a rate with a unit."""
+    for part in [part for one in limits for part in re.split(r"[;,|]", str(one))]:
+        rate = _RATE_WITH_UNIT.fullmatch(part.strip())
+        if rate is not None:
+            amount, rest = rate.groups()
+            return f" (leave out the unit: '{amount}{'' if rest.startswith('/') else ' '}{rest}')"
+    return ""
 
 
 def _refuse_like_budget(where: str, limits: Iterable[object]) -> None:
