@@ -22,7 +22,7 @@ def test_the_dashboard_warns_while_the_store_is_lost(visitors: Visitors) -> None
         client.flushall()
         expect(page.locator("#store")).to_have_text("lost")
         expect(page.get_by_role("alert").filter(has_text="lost its data")).to_contain_text(
-            "agents can't register, and limits can't be changed"
+            "nobody can register or hold, and limits can't be changed"
         )
         for key, value in saved.items():
             client.restore(key, 0, value)

@@ -21,7 +21,7 @@ import pytest
 from msgspec import Raw
 from websockets.exceptions import ConnectionClosed
 
-from headgate import RedisStore
+from headgate import Policy, RedisStore
 from headgate.cli import main
 from headgate.errors import StoreAway, StoreLost
 from headgate.gate.reload import reload_file
@@ -158,7 +158,7 @@ def test_nothing_of_the_admin_part_is_written_after_a_flush(server: Server, hub:
 def test_health_the_dashboard_and_metrics_tell_of_the_loss(server: Server, hub: Running, logged: list[Any]) -> None:
     assert (health(hub)["status"], health(hub)["problems"]) == ("ok", [])
     lose_data(server, hub)
-    problem = f"{LOST}: agents can't register, and limits can't be changed"
+    problem = f"{LOST}: nobody can register or hold, and limits can't be changed"
     assert (health(hub)["status"], health(hub)["problems"]) == ("degraded", [problem])
     with hub.http(ADMIN) as admin:
         assert admin.get("/ready").status_code == 200, "it still decides"
@@ -169,6 +169,37 @@ def test_health_the_dashboard_and_metrics_tell_of_the_loss(server: Server, hub: 
     hub.run(hub.hub.store_guard.probe())
     lines = [line for line in logged if line["event"].startswith("the store is lost")]
     assert [(line["log_level"], line["reason"]) for line in lines] == [("error", LOST)], "logged once"
+
+
+def test_a_budget_is_not_granted_again_until_the_loss_is_accepted(server: Server, tmp_path: Path) -> None:
+    accounts = {"at": {"acme": {"usd": "10/calendar month"}}}
+    with hub_on(server, tmp_path, policy=Policy(accounts=accounts, agents={"planner": {"account": "acme"}})) as hub:
+        with hub.http(hub.register("planner")) as planner, ThreadPoolExecutor() as pool:
+
+            def hold(hold_id: str, **options: Any) -> tuple[int, str]:
+                answer = planner.post("/v1/holds", json={"id": hold_id, "costs": {"usd": 6}, **options})
+                return answer.status_code, answer.json().get("error", "")
+
+            def change(verb: str, **body: Any) -> tuple[int, str]:
+                answer = planner.post(f"/v1/holds/one/{verb}", json=body or None)
+                return answer.status_code, answer.json().get("error", "")
+
+            assert hold("one") == (201, "")
+            waiting = pool.submit(hold, "two", timeout=30)
+            wait_for(lambda: hub.hub.gate._hold_queues.queues, "the second hold to wait")
+            with server.client() as client:
+                client.delete(*client.keys("*:generation"))
+            until_store_is(hub, "lost")
+            assert waiting.result(PATIENCE) == (503, "store_lost")
+            assert change("settle", costs={"usd": 5}) == (200, "")
+            flush(server)
+            assert hold("three") == (503, "store_lost")
+            assert change("extend", lease=60) == change("extend", costs={"usd": 1}) == (503, "store_lost")
+            assert change("extend", lease=0) == change("settle") == change("cancel") == (404, "unknown_hold")
+            assert not hub.hub.gate.list_holds("acme")
+        assert accept(hub, "keep")[0] == 200
+        with hub.http(hub.register("planner")) as planner:
+            assert planner.post("/v1/holds", json={"costs": {"usd": 6}}).status_code == 201
 
 
 def test_overrides_stay_in_effect_after_a_flush(server: Server, hub: Running) -> None:
@@ -526,7 +557,7 @@ def test_a_part_of_a_cluster_that_is_lost_is_noticed(tmp_path: Path) -> None:
                     if client.keys("*admin:changes"):
                         client.flushall()
             assert set_override(hub, "8/minute") == 503
-            part = "a part of the server's data is lost: agents can't register, and limits can't be changed"
+            part = "a part of the server's data is lost: nobody can register or hold, and limits can't be changed"
             wait_for(lambda: health(hub)["problems"] == [part], "the probe")
             assert register(hub, "clerk") == (503, "store_lost")
             assert limit_of_planner(hub) == "7/minute"
@@ -837,7 +868,7 @@ def test_the_command_shows_and_resolves_the_loss(
         assert capsys.readouterr().out == "the store has its data\n"
         lose_data(server, hub)
         assert main(["store"]) == 1
-        problem = f"{LOST}: agents can't register, and limits can't be changed"
+        problem = f"{LOST}: nobody can register or hold, and limits can't be changed"
         remedy = "restore it, or: headgate store accept --agent-data drop|keep (docs: A store that lost its data)"
         assert capsys.readouterr().out == f"the store is lost\n{problem}\n{remedy}\n"
         assert main(["store", "--json"]) == 1

@@ -2,7 +2,8 @@
 
 The id of the store's data is kept in the hub's database as well, and how much of the data the hub has seen. While the
 store has another id or less data, agents and changes are neither read nor written, so that nobody can register under
-the name of another. This ends by itself when the data is back; or an admin accepts the store as it is.
+the name of another. Nor can anybody reserve, since every budget would be granted once more. This ends by itself when
+the data is back; or an admin accepts the store as it is.
 """
 
 import asyncio
@@ -39,6 +40,11 @@ class StoreGuard:
         """Why the store's data counts as lost, in words; "" while it does not."""
         return "" if self._generation is None else self._generation.reason
 
+    def require_data(self) -> None:
+        """Raise `StoreLost` while the store's data counts as lost."""
+        if self.reason:
+            raise StoreLost(self.reason)
+
     async def start(self) -> None:
         """Expect what is in the database. To be called before anything is read from the store."""
         generation = self._generation
@@ -72,8 +78,8 @@ class StoreGuard:
         except StoreLost as lost:
             if not self._logged:
                 _log.error(
-                    "the store is lost: no agent can register and no limit can be changed until its data is restored, "
-                    "or an admin accepts it as it is (headgate store accept)",
+                    "the store is lost: nobody can register or hold, and no limit can be changed, until its data is "
+                    "restored, or an admin accepts it as it is (headgate store accept)",
                     reason=str(lost),
                 )
             self._logged = True

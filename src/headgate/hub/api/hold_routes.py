@@ -23,6 +23,7 @@ from headgate.gate.policy import check_agent
 from headgate.holds import PendingHold
 from headgate.http import PROBLEM_JSON
 from headgate.http.problem import describe_bound, describe_denial
+from headgate.hub.agents.store_guard import StoreGuard
 from headgate.hub.api.responses import ApiResponse, DeniedBody, encode_headers
 from headgate.hub.api.routing import Access, Body, Call, Route
 from headgate.hub.errors import BLOCKED_BY_OPERATOR, RequestError, stopping_error
@@ -237,7 +238,8 @@ def _agent(call: Call, given: str | None) -> str:
     return check_agent(given)
 
 
-async def _hold(call: Call, gate: Gate, health: Health) -> HoldDetail | ApiResponse:
+async def _hold(call: Call, gate: Gate, health: Health, guard: StoreGuard) -> HoldDetail | ApiResponse:
+    guard.require_data()  # without it, what was spent of a budget isn't known
     body: NewHold = call.body
     agent, costs = _agent(call, body.agent), read_costs(body.costs)
     pending = gate.ahold(
@@ -249,11 +251,13 @@ async def _hold(call: Call, gate: Gate, health: Health) -> HoldDetail | ApiRespo
         timeout=body.timeout,
         hold_id=body.id,
     )
-    hold = await _wait_in_line(call, health, pending) if body.timeout else await pending
+    hold = await _wait_in_line(call, health, guard, pending) if body.timeout else await pending
     return _answer(hold) if hold else _denial(gate, hold, hold.decision)
 
 
-async def _wait_in_line(call: Call, health: Health, pending: PendingHold[AccountHold]) -> AccountHold:
+async def _wait_in_line(
+    call: Call, health: Health, guard: StoreGuard, pending: PendingHold[AccountHold]
+) -> AccountHold:
     """A hold that may have to wait, as long as its caller listens and is admitted, and the hub goes on.
 
     What is granted to a caller that isn't told is cancelled, unless it hung up and may ask again by its own id.
@@ -264,6 +268,7 @@ async def _wait_in_line(call: Call, health: Health, pending: PendingHold[Account
             await asyncio.wait((making, leaving), timeout=_LOOK_AGAIN, return_when=asyncio.FIRST_COMPLETED)
             if not making.done() or _is_granted(making):  # a denial is told by whoever has denied it
                 await call.admit_again()
+                guard.require_data()
             if health.stopping and not making.done():
                 raise stopping_error()
         kept = not leaving.done() or call.body.id is not None
@@ -299,12 +304,14 @@ async def _settle(call: Call, gate: Gate) -> HoldDetail:
     return _answer(hold)
 
 
-async def _extend(call: Call, gate: Gate) -> HoldDetail | ApiResponse:
+async def _extend(call: Call, gate: Gate, guard: StoreGuard) -> HoldDetail | ApiResponse:
     body: Extension = call.body
     if body.costs is not None and body.total is not None:
         refuse("body", "costs to be added, or the total", "both")
     more = None if body.costs is None else read_costs(body.costs)
     total = None if body.total is None else read_costs(body.total)
+    if body.lease != 0:
+        guard.require_data()
     hold = await _find(call, gate)
     if body.lease == 0:
         if more is not None or total is not None:

@@ -47,6 +47,6 @@ class Health:
         if self.degraded:
             found.append("the store can't be reached")
         if self._guard.reason:
-            found.append(f"{self._guard.reason}: agents can't register, and limits can't be changed")
+            found.append(f"{self._guard.reason}: nobody can register or hold, and limits can't be changed")
         failures = dict.fromkeys(file.failure for file in self._files if file.failure)
         return found + [f"the disk can't be written: {failure}" for failure in failures]
