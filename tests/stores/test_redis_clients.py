@@ -443,3 +443,4 @@ def test_a_server_that_may_evict_keys_is_reported(
         finally:
             client.config_set("maxmemory-policy", "noeviction")
     assert caplog.text.count(f"the server's maxmemory-policy is {policy}") == (policy != "noeviction")
+    assert caplog.text.count("budgets, slots and holds") == (policy != "noeviction")

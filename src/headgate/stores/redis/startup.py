@@ -100,12 +100,9 @@ def check_server(info: Mapping[str, Any]) -> list[str]:
         oldest = ".".join(map(str, OLDEST))
         raise StoreError(f"store: expected Redis {oldest} or later, or Valkey, got version {version or 'unknown'}")
     policy = str(info.get("maxmemory_policy", "noeviction"))
-    forgotten = {
-        "allkeys": "a key that is blocked, and so unblock it",
-        "volatile": "keys before they expire, and so unblock somebody",
-    }.get(policy.partition("-")[0])
-    if forgotten is None:
+    if policy.partition("-")[0] not in ("allkeys", "volatile"):
         return []
+    forgotten = "who is blocked, and what is taken of budgets, slots and holds"
     advice = "use noeviction, or a server of its own"
     return [f"the server's maxmemory-policy is {policy}: short of memory it may forget {forgotten}; {advice}"]
 
