@@ -19,6 +19,7 @@ from headgate.limits.decision import Decision, Limit
 from headgate.limits.numbers import LARGEST, Number, microseconds
 from headgate.stores.base import Ask, Store
 from headgate.stores.held import MemoryHold
+from headgate.stores.hold_terms import LONGEST_LEASE
 from headgate.stores.holds import (
     CANCELLED,
     DENIED,
@@ -36,8 +37,6 @@ from headgate.stores.memory import MemoryStore, in_process
 
 SHORTEST_LEASE: Final = 1_000
 """Microseconds."""
-LONGEST_LEASE: Final = 7 * 86_400_000_000
-"""Microseconds: a week. A block that takes longer renews its lease."""
 
 _QUICK: Final = 7 * 86_400  # seconds
 _UNUSED: Final = -1

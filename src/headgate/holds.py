@@ -5,7 +5,7 @@ from decimal import Decimal
 from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, Self, TypeVar
 
-from headgate._hold_hot import LONGEST_LEASE, SHORTEST_LEASE, with_costs
+from headgate._hold_hot import SHORTEST_LEASE, with_costs
 from headgate._hold_hot import Hold as Hold
 from headgate.errors import HoldError
 from headgate.hold_attempt import AnyHold
@@ -14,6 +14,7 @@ from headgate.hold_attempt import check_id as check_id
 from headgate.hold_attempt import read_terms as read_terms
 from headgate.hold_owner import HoldOwner
 from headgate.stores.base import Ask
+from headgate.stores.hold_terms import LONGEST_LEASE
 from headgate.stores.holds import HoldAnswer, HoldState, ListedHold
 
 

@@ -274,6 +274,17 @@ def test_slots_count_until_the_lease_ends_and_the_time_in_between_counts(restart
     assert [hold.state for hold in limiter.list_holds("a")] == ["expired", "expired"]
 
 
+def test_no_lease_is_longer_than_a_week_after_a_restart_with_a_clock_that_is_behind(restarts: Restarts) -> None:
+    assert restarts.limiter("1 in flight").hold("a", lease=60)
+    restarts.close()
+    restarts.clock.step_back(20 * DAY)
+    restarts.restart()
+    limiter = restarts.limiter("1 in flight")
+    assert [hold.lease_left for hold in limiter.list_holds("a")] == [7 * DAY]
+    restarts.clock.advance(7 * DAY)
+    assert limiter.hold("a")
+
+
 def test_an_extended_lease_is_remembered(restarts: Restarts) -> None:
     hold = restarts.limiter("1 in flight").hold("a", lease=60, hold_id="h")
     hold.extend(lease=600)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from headgate._hold_hot import LONGEST_LEASE
 from headgate.errors import refuse
 from headgate.gate.accounts import (
     LEVELS,
@@ -26,6 +25,7 @@ from headgate.gate.toml_text import toml_key
 from headgate.limits.calendar import zone_of
 from headgate.limits.numbers import duration, whole
 from headgate.limits.units import BUILT_IN
+from headgate.stores.hold_terms import LONGEST_LEASE
 from headgate.stores.holds import MAX_OPEN_HOLDS
 
 _UNITS: Final = {REQUESTS: 0, SLOTS: 0, **{name: decimals for name, decimals in BUILT_IN.items() if name}}

@@ -15,6 +15,8 @@ EXPIRED: Final = "expired"
 
 MAX_OPEN_HOLDS: Final = 131_072
 """Open holds of one key under one name."""
+LONGEST_LEASE: Final = 7 * 86_400_000_000
+"""Microseconds: a week. A block that takes longer renews its lease."""
 
 
 @mypyc_attr(acyclic=True)

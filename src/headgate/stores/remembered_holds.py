@@ -15,12 +15,14 @@ from headgate.limits.decision import Limit, State
 from headgate.limits.meter import Meter, MeterState
 from headgate.stores.base import Ask
 from headgate.stores.held import Charge, HeldPiece, MemoryHold
+from headgate.stores.hold_terms import LONGEST_LEASE
 from headgate.stores.holds import OPEN, HoldState, HoldTerms
 from headgate.stores.memory_file import BudgetRow, CountRow, HoldKey, HoldRow, MemoryFile, MeterRow
 from headgate.stores.memory_holds import MemoryHolds
 from headgate.stores.memory_pieces import correct, free_slots
 from headgate.stores.memory_tables import Entry, Tables
 
+_LONGEST: Final[i64] = LONGEST_LEASE
 _NOWHERE: Final = -1  # the mark of a charge in a bucket or window that is gone
 
 
@@ -70,7 +72,7 @@ class RememberedHolds(MemoryHolds):
         held = self._made(row.asks, tuple([ask.cost for ask in row.asks]), row.terms, now)
         held.status = row.state
         held.released = row.released
-        held.end = row.end - ahead
+        held.end = min(row.end - ahead, now + _LONGEST)  # the time of day may have been set back
         held.set_costs(tuple([ask.cost for ask in row.asks]))
         self._add(held)
         if held.status != OPEN:
