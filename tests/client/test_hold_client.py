@@ -321,6 +321,35 @@ async def test_a_hub_that_stays_away_is_given_up_in_time() -> None:
     assert len(lossy.seen) == len(clock.pauses) + 1 <= 12
 
 
+class DrippingTransport(httpx.BaseTransport):
+    """Answers a byte each second, and never ends."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        return httpx.Response(201, stream=Drops(self.clock))
+
+
+class Drops(httpx.SyncByteStream):
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+
+    def __iter__(self) -> Iterator[bytes]:
+        while self._clock.now() < 3600 * 1_000_000:
+            self._clock.advance(1)
+            yield b" "
+
+
+def test_an_answer_that_drips_is_waited_for_no_longer_than_one_that_does_not_come() -> None:
+    clock = SkippingClock()
+    http = httpx.Client(transport=DrippingTransport(clock))
+    client = SyncHoldClient("http://127.0.0.1:1", "token", clock=clock, answer_within=5, retry_within=20, http=http)
+    with client, pytest.raises(HubUnavailable, match="no whole answer within 5 seconds"):
+        client.hold({"usd": 1})
+    assert 1020 <= clock.now() / 1_000_000 <= 1025
+
+
 async def test_a_settlement_that_fails_does_not_hide_the_error_of_the_block(
     hub: Running, token: str, caplog: pytest.LogCaptureFixture
 ) -> None:

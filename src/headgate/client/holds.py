@@ -19,6 +19,7 @@ from headgate.client.hold_flows import (
     HoldClientFlows,
     HoldClientOptions,
     Pause,
+    SendRequest,
     Step,
 )
 from headgate.client.url import is_loopback
@@ -313,6 +314,19 @@ class SyncHoldClient(HoldClientFlows):
             (_Stop() if stop is None else stop).pause(self._clock, step.microseconds)
             return None
         try:
-            return self._http.request(**self._request(step))
+            return self._send(step)
         except httpx.TransportError as error:
             return str(error) or repr(error)
+
+    def _send(self, step: SendRequest) -> httpx.Response:
+        """Send a request, and read the answer within its time: httpx counts each read alone."""
+        end = self._clock.now() + round(step.seconds * 1_000_000)
+        with self._http.stream(**self._request(step)) as response:
+            if response.is_stream_consumed:  # it came as a whole, from a transport of the program's own
+                return response
+            body = []
+            for part in response.iter_raw():
+                body.append(part)
+                if self._clock.now() >= end:
+                    raise httpx.ReadTimeout(f"no whole answer within {step.seconds:g} seconds")
+            return httpx.Response(response.status_code, headers=response.headers, content=b"".join(body))
