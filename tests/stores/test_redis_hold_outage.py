@@ -257,6 +257,26 @@ def test_a_hold_whose_renewals_only_wait_is_lost_when_its_lease_ends(
         assert not hold.renew()
 
 
+def test_a_renewal_that_comes_too_late_is_no_error(
+    breaker_clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ManualClock()
+    with (
+        Server("--appendonly", "yes", "--appendfsync", "always") as server,
+        RedisStore(server.url, clock=clock) as store,
+        caplog.at_level(logging.WARNING),
+    ):
+        hold = Limiter(Slots(1), store=store).hold("a", lease=60)
+        server.kill()
+        clock.advance(30)
+        assert hold.renew()
+        clock.advance(31)
+        come_back(server, store, breaker_clock)
+        found = [record.levelname for record in caplog.records if "before it could be renewed" in record.getMessage()]
+        assert found == ["WARNING"]
+        assert "can't be booked" not in caplog.text
+
+
 def test_a_hold_that_was_granted_meanwhile_can_be_renewed(own: Server, breaker_clock: ManualClock) -> None:
     clock = ManualClock()
     with RedisStore(own.url, clock=clock, on_failure_holds="open") as store:
