@@ -52,6 +52,15 @@ def reset(client: httpx.Client, key: str) -> bool:
     return was
 
 
+def test_keys_are_as_long_in_a_path_as_in_a_check(program: httpx.Client) -> None:
+    assert check(program, "k" * 512, limit=2, window_ms=2500)[0]
+    assert counter(program, "k" * 512, window_ms=2500) == 1
+    assert reset(program, "k" * 512)
+    for answer in (program.get(f"/v1/counters/{'k' * 513}"), program.delete(f"/v1/counters/{'k' * 513}")):
+        assert (answer.status_code, answer.json()["error"]) == (400, "invalid")
+        assert answer.json()["detail"].startswith("key: expected 1 to 512 characters, got 'kkk")
+
+
 def test_c2_the_fields_of_a_check(hub: Running, program: httpx.Client) -> None:
     assert check(program, "k", limit=2, window_ms=2500) == (True, 1, 1, 0)
     hub.clock.advance(0.5)

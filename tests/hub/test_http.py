@@ -331,6 +331,8 @@ def test_invalid_queries_and_names_are_refused() -> None:
         for client, path, detail in (
             (http, "/api/mailbox?limit=0", "query: Expected `int` >= 1 - at `$.limit`"),
             (http, "/api/mailbox?limit=x", "query: Expected `int`, got `str` - at `$.limit`"),
+            (http, "/api/mailbox?limit=1e1", "query: Expected `int`, got `str` - at `$.limit`"),
+            (http, "/v1/accounts/-?holds=1.0", "query: Expected `int`, got `str` - at `$.holds`"),
             (http, "/api/mailbox?page=2", "query: Object contains unknown field `page`"),
             (admin, "/api/admin/agents/a%0Ab", "agent: expected 1 to 128 printable characters, got 'a\\nb'"),
         ):

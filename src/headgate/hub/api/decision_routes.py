@@ -5,12 +5,14 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
+from headgate.errors import refuse
 from headgate.hub.agents.counter_shares import CounterShares
 from headgate.hub.api.routing import Access, Body, Call, Route
 from headgate.sliding import RateLimiter, RateLimitResult, RateLimitSettings
 from headgate.stores.base import Store
 
-Key = Annotated[str, Meta(min_length=1, max_length=512)]
+_MAX_KEY: Final = 512  # characters
+Key = Annotated[str, Meta(min_length=1, max_length=_MAX_KEY)]
 Limit = Annotated[int, Meta(ge=0, le=1_000_000)]
 Window = Annotated[int, Meta(ge=1, le=31_536_000_000, description="milliseconds, up to a year")]
 
@@ -54,13 +56,21 @@ async def _check(call: Call, windows: RateLimiter, shares: CounterShares) -> Rat
         return await windows.check(_own(call, body.key), body.limit, body.window_ms)
 
 
-async def _counter(call: Call, windows: RateLimiter) -> CounterValue:
+def _key(call: Call) -> str:
+    """The key in the path, if it is one that can be checked."""
     key = call.parts["key"]
+    if not 0 < len(key) <= _MAX_KEY:
+        refuse("key", f"1 to {_MAX_KEY} characters", key)
+    return key
+
+
+async def _counter(call: Call, windows: RateLimiter) -> CounterValue:
+    key = _key(call)
     return CounterValue(key, await windows.get_counter(_own(call, key), call.query.window_ms))
 
 
 async def _reset(call: Call, windows: RateLimiter, shares: CounterShares) -> CounterReset:
-    key = call.parts["key"]
+    key = _key(call)
     with shares.release(call.agent, key):
         return CounterReset(key, await windows.reset_counter(_own(call, key)))
 

@@ -39,6 +39,7 @@ _NO_HEADERS: Final[Headers] = ()
 _BODY_TIMEOUT: Final = 30.0  # seconds
 _KEYS_TRIED: Final = 64  # of a table in a body, to find the one that is wrong
 _ACCOUNT_ROUTES: Final = ("/v1/accounts/", "/api/admin/accounts/")
+_DIGITS: Final = re.compile("-?[0-9]+")
 
 _UNKNOWN_CALLER: Final = "the token in the Authorization header is unknown or was revoked"
 
@@ -301,8 +302,12 @@ def _explain_place(error: Exception, text: str, kind: Any) -> str:
     return told
 
 
-def _converted(given: Any, kind: Any) -> Any:
+def _converted(given: dict[str, str], kind: type[msgspec.Struct]) -> Any:
     try:
-        return msgspec.convert(given, kind, strict=False)
+        found = msgspec.convert(given, kind, strict=False)
     except MALFORMED as error:
         raise RequestError(400, "invalid", f"query: {explain(error)}") from error
+    for name, text in given.items():
+        if type(getattr(found, name)) is int and not _DIGITS.fullmatch(text):  # msgspec reads 1e1 as 10
+            raise RequestError(400, "invalid", f"query: Expected `int`, got `str` - at `$.{name}`")
+    return found
