@@ -20,7 +20,13 @@ MIXED: Final = (
     "10000000/minute",
     "100000000 tokens in all",
 )
-DOLLARS: Final = ("1000000/calendar month", "100000/calendar day", "100000 per 24 hours", "100000/hour", "100000 in all")
+DOLLARS: Final = (
+    "1000000/calendar month",
+    "100000/calendar day",
+    "100000 per 24 hours",
+    "100000/hour",
+    "100000 in all",
+)
 
 TOKENS: Final[dict[str, Any]] = {"tokens": 12}
 TOKENS_USED: Final[dict[str, Any]] = {"tokens": 8}

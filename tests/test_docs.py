@@ -316,6 +316,22 @@ def test_a_class_name_means_one_thing() -> None:
     assert {name: places for name, places in found.items() if len(places) > 1 and name not in same_idea} == {}
 
 
+def test_docstrings_name_their_subject() -> None:
+    vague = {"What", "Who", "Whoever", "Those"}
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                text = node.value.value.strip()
+                if text.partition(" ")[0] in vague:
+                    found.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {text.splitlines()[0]}")
+    assert found == []
+
+
 def test_the_glossary_has_at_most_25_words() -> None:
     glossary = (DOCS / "README.md").read_text(encoding="utf-8").partition("## Glossary")[2].partition("## ")[0]
     words = re.findall(r"^\| ([a-z ]+?) \|", glossary, re.MULTILINE)[1:]  # without the heading

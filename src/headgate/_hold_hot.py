@@ -236,7 +236,7 @@ class Hold:
         return costs
 
     def _used_or_reserved(self) -> tuple[int, ...]:
-        """What was used of each ask that was used at all, and what is reserved for the others."""
+        """The used cost of each ask that was used at all, and the reserved cost of the others."""
         if self._used is None or not self._is_unsettled():
             return self._costs
         return tuple([one if used == _UNUSED else used for one, used in zip(self._costs, self._used, strict=True)])
@@ -336,7 +336,7 @@ class Hold:
                 self._ends = renewed._ends
 
     def _failed_costs(self) -> tuple[int, ...] | None:
-        """What a block that raises is settled with; None if the end of its lease counts as much as was used."""
+        """The costs that a failed block is settled with; None if the end of its lease counts as much as was used."""
         if self._used is None:
             return None
         counted = (0,) * len(self._costs) if self._release else self._costs
@@ -370,7 +370,7 @@ class Hold:
             return self.renewed(called, error)
 
     def renewal(self, called: int) -> Renewal | None:
-        """What to ask of its store for a longer lease; None if it is old enough to go without."""
+        """The request for a longer lease; None if the hold is too old for one."""
         if called - self._called >= self._max_age:
             return None
         asks, low, hold_id = self._arguments()
@@ -501,7 +501,7 @@ class LocalHolds:
 def local_holds(
     owner: HoldOwner, store: Store, name: str, limit: Limit, low: int, waiting: Mapping[str, object]
 ) -> LocalHolds | None:
-    """What makes the holds of a limiter in memory; None if they are of another store, or have several pieces."""
+    """The maker of a limiter's holds in memory; None if they are in another store, or have several pieces."""
     memory = in_process(store)
     if memory is None or memory.holds.remembers or len(limit.pieces) > 1:
         return None

@@ -26,6 +26,6 @@ class Text(Protocol):
 
 
 class Unchecked(Protocol):
-    """What no caller has. Beside another type it keeps a compiled function from checking that one, as `Text` does."""
+    """A type without values. Beside another type it keeps a compiled function from checking it, as `Text` does."""
 
     def __unchecked__(self) -> None: ...

@@ -1,4 +1,4 @@
-"""What the functions of a user are: plain, async, or generators, also behind partials, caches and objects."""
+"""The kinds of a user's functions: plain, async, or generators, also behind partials, caches and objects."""
 
 import functools
 import inspect

@@ -20,7 +20,7 @@ class InvalidInput(HeadgateError, ValueError):
 
 
 class Bound(NamedTuple):
-    """What decided on a hold of accounts."""
+    """The limit that decided on a hold of accounts."""
 
     account: str
     """The path of the account."""
@@ -89,7 +89,7 @@ class HoldError(HeadgateError):
     def __init__(self, text: str, state: str = "") -> None:
         super().__init__(text)
         self.state = state
-        """What the hold is instead, such as "settled"; "" if it isn't known, or isn't the reason."""
+        """The state of the hold instead, such as "settled"; "" if it isn't known, or isn't the reason."""
 
 
 class UnknownHold(HoldError):

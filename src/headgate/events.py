@@ -99,7 +99,7 @@ class HoldChecked:
     resource: str
     decision: Decision
     costs: Mapping[str, Decimal] = field(default_factory=dict, hash=False)
-    """What it has reserved, or was to reserve, by resource: those of the call, and the request itself."""
+    """The costs that it has reserved, or was to reserve, by resource: those of the call, and the request itself."""
     session: str = ""
     """"" for none."""
 
@@ -125,7 +125,7 @@ class AccountAlerted:
     resets_at: float | None
     """When the next period begins, in seconds since 1970; None without one."""
     left: Decimal = Decimal(0)
-    """What is left of the budget; below 0 in debt."""
+    """The rest of the budget; below 0 in debt."""
 
 
 Event: TypeAlias = (

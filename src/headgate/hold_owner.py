@@ -1,4 +1,4 @@
-"""What makes holds: a limiter, or a gate."""
+"""The makers of holds: limiters and gates."""
 
 from typing import Protocol
 
@@ -8,7 +8,7 @@ from headgate.stores.holds import HoldStore
 
 
 class HoldOwner(Protocol):
-    """What makes holds: it has the store, and knows how costs are read and denials told."""
+    """A maker of holds: it has the store, reads costs, and words denials."""
 
     @property
     def hold_store(self) -> HoldStore: ...

@@ -32,7 +32,7 @@ class HoldSummary(NamedTuple):
     id: str
     state: HoldState
     cost: Decimal
-    """What it has reserved, or was settled with."""
+    """The cost that it has reserved, or was settled with."""
     lease_left: float
     """Seconds until its lease ends; 0.0 if it isn't open."""
 

@@ -38,7 +38,7 @@ class Renewable(Protocol):
 
 
 class Renewed(Protocol):
-    """What has a hold whose lease is renewed."""
+    """The owner of a hold whose lease is renewed."""
 
     @property
     def hold(self) -> Renewable: ...

@@ -64,7 +64,7 @@ class RateLimitSettings:
     default_limit: int = 100
     default_window_ms: int = 60_000
     prefix: str | None = "ratelimit:"
-    """What stored keys begin with; None for the store's own prefix followed by `windows:`."""
+    """The prefix of stored keys; None for the store's own prefix followed by `windows:`."""
     on_failure: str = "local"
     timeout: float = 0.25
 

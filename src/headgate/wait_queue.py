@@ -48,7 +48,7 @@ class Waiter(Protocol):
 
 
 class _Queue:
-    """Those who wait for one key."""
+    """The waiters for one key."""
 
     def __init__(self, groups: tuple[str, ...]) -> None:
         self.waiters: Final[deque[Waiter]] = deque()

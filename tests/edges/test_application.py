@@ -14,6 +14,7 @@ from flask import Flask
 from starlette.applications import Starlette
 
 from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy, RedisStore, workers
+from headgate.edges.application import ApplicationSettings
 from headgate.edges.asgi import RateLimitMiddleware
 from headgate.edges.decorator import rate_limited
 from headgate.edges.fastapi import RateLimit
@@ -391,8 +392,8 @@ def new_process() -> Iterator[None]:
 
 
 def test_settings_in_others_count_in_private_if_the_store_they_take_is_private() -> None:
-    store, none = MemoryStore(), application.ApplicationSettings()
-    private, shared = [application.ApplicationSettings(store, private=one) for one in (True, False)]
+    store, none = MemoryStore(), ApplicationSettings()
+    private, shared = [ApplicationSettings(store, private=one) for one in (True, False)]
     assert [none.nested_in(outer).private for outer in (private, shared)] == [True, False]
     assert [private.nested_in(shared).private, shared.nested_in(private).private] == [True, False]
 

@@ -197,7 +197,7 @@ UNKNOWN_OPTION = (
                 "limits), got None"
             ),
         ),
-        ({"limiter": "often"}, "limit 'often': expected 'COUNT/UNIT'"),
+        ({"limiter": "often"}, "limit: expected 'COUNT/UNIT'"),
         (
             {"limiter": 5},
             "RateLimitMiddleware limiter: expected a limit such as '5/minute', or several, got 5",

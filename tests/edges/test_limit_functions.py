@@ -94,8 +94,8 @@ def test_a_dependency_can_return_the_limit() -> None:
     ("returned", "text"),
     [
         (None, "expected a function that returns a limit or its text; limit: expected a limit, its text"),
-        (60, "expected a function that returns a limit or its text; limit: expected a limit, its text"),
-        ("sixty a minute", "expected a function that returns a limit or its text; limit 'sixty a minute': expected"),
+        (60, "expected a function that returns a limit or its text; limit: expected a limit such as '60/minute'"),
+        ("sixty a minute", "expected a function that returns a limit or its text; limit: expected"),
         ("0/minute", "expected a function that returns a limit or its text; limit '0/minute'"),
         ("5/minute" + 1000 * " ", "returns a limit or its text, of at most 1000 characters, got 1008: '5/minute  "),
         (["5/minute", 1000 * "x"], "of at most 1000 characters, got 1008: ['5/minute', 'xxx"),

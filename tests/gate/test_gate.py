@@ -465,3 +465,15 @@ def test_a_bad_charge_or_refund_counts_nothing() -> None:
 def test_an_unknown_option_of_a_gate_leads_to_the_nearest_known_one() -> None:
     expected = "Gate: expected options among policy, store, remember, got 'stroe'; did you mean store=?"
     assert refusal(Gate, stroe="memory://") == expected
+
+
+@pytest.mark.parametrize("twin", [False, True])
+async def test_a_check_can_be_made_in_two_steps(twin: bool) -> None:
+    gate = Gate(Policy(), store=MemoryStore(clock=ManualClock()))
+    gate.set_override("planner", "heavy", "2/minute")
+    active = gate.find_limit("planner", "http", action="post_task")
+    assert (active.tier, str(active.limit)) == ("heavy", "2/minute")
+    decisions = [await gate.acheck_limit(active, "planner") if twin else gate.check_limit(active, "planner")]
+    decisions += [gate.check("planner", "http", "heavy") for _ in range(2)]
+    assert [decision.remaining for decision in decisions] == [1, 0, 0]
+    assert decisions[2].violation is not None

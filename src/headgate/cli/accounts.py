@@ -207,7 +207,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _about(answer: dict[str, Any]) -> list[str]:
-    """What there is to say of an account beside its limits."""
+    """The notes on an account beside its limits."""
     members, count = [shown(one) for one in answer["members"]], whole(answer["agents"])
     below = [shown(one) for one in answer["accounts"]]
     lines = []

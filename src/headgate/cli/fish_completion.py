@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from headgate.errors import printable
 
 FILES = ("FILE", "LOG")
-"""What the value of an argument is called if it is a file."""
+"""The name of an argument's value if it is a file."""
 
 _FUNCTIONS = """\
 function __headgate_command --description 'The command before the cursor, such as: override set'
@@ -92,7 +92,7 @@ def _option(name: str) -> str:
 
 
 def _value(action: argparse.Action) -> str:
-    """What an option takes: nothing, one of some words, a file, or any word."""
+    """The values that an option takes: none, one of some words, a file, or any word."""
     if action.nargs == 0:
         return ""
     if action.choices is not None:

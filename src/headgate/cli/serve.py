@@ -47,7 +47,7 @@ def add(commands: Commands) -> None:
 
 
 def _metavar(name: str) -> str:
-    """What the value of a setting is."""
+    """The kind of value of a setting."""
     if name.startswith("max_"):
         return "N"
     if name.startswith("tls_"):

@@ -40,7 +40,7 @@ def usage_bar(used: float) -> Text:
 
 
 def narrow_notice(width: int) -> Text:
-    """What to say on a terminal of so many columns, if they don't suffice."""
+    """The note on a terminal of so many columns, if they don't suffice."""
     return Text(f"\nneeds {NEEDED} columns, not {width}" if width < NEEDED else "", "bold red")
 
 

@@ -29,7 +29,7 @@ class ReconnectBackoff:
         return backoff if asked is None else max(backoff, asked + self.jitter(asked))
 
     def jitter(self, wait: int) -> int:
-        """What is added to a wait that the hub asked for."""
+        """The share that is added to a wait that the hub asked for."""
         return int(self._random.random() * min(wait * _JITTER, _MOST_JITTER))
 
 

@@ -508,7 +508,7 @@ class ReconnectingClient(Generic[T]):
 
 
 def refusal_of_handshake(code: str, detail: str, where: str) -> Exception:
-    """What an error in answer to the handshake means: a refusal for good, or that the hub can't for now."""
+    """The meaning of an error in answer to the handshake: a refusal for good, or a hub that can't for now."""
     return Refused(code, f"{where}: {detail}") if code in _REFUSALS else TryLater(f"{code}: {detail}")
 
 

@@ -1,4 +1,4 @@
-"""What the clients for holds do, written once: flows of requests and pauses, and what an answer of the hub means."""
+"""The flows of the clients for holds: requests, pauses, and the meaning of the hub's answers."""
 
 import logging
 from collections.abc import Mapping
@@ -83,7 +83,7 @@ class HoldClientOptions(TypedDict, total=False):
 
 
 class HoldClientFlows:
-    """What both clients have in common."""
+    """The base of both clients."""
 
     def __init__(self, url: str, token: str, options: "HoldClientOptions") -> None:
         if not is_hub_url(url, ("http", "https")):
@@ -236,7 +236,7 @@ AnyClient = TypeVar("AnyClient", bound=HoldClientFlows)
 
 
 class ClientHoldFlows(Generic[AnyClient]):
-    """What both holds have in common."""
+    """The base of both holds."""
 
     def __init__(self, client: AnyClient, answer: dict[str, Any], lease: Number | None, max_age: float | None) -> None:
         self._client: Final = client
@@ -255,12 +255,12 @@ class ClientHoldFlows(Generic[AnyClient]):
             self.state = str(answer["state"])
             """ "open", "settled", "cancelled" or "expired", when the hub was asked last."""
             self.costs = {str(name): Decimal(cost) for name, cost in answer["costs"].items()}
-            """What is reserved, or was settled, by resource."""
+            """The reserved or settled costs, by resource."""
             self.account = str(answer["account"])
             """The path of the agent when the hold was made."""
             bound = answer["bound"]
             self.bound = None if bound is None else Bound(bound["account"], bound["resource"], bound["tool"])
-            """What has the smallest share left."""
+            """The limit with the smallest share left."""
             self._ends = self._client._clock.now() + round(answer["lease_left"] * _SECOND)
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             reason = f"expected the hold of a headgate hub, got: {error!r}"

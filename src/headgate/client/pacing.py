@@ -33,7 +33,7 @@ PROMPT: Final = SECOND
 LONGEST: Final = 86_400 * SECOND
 """The longest wait that a server is obeyed for: after that, it is asked again."""
 Tokens: TypeAlias = int | Mapping[str, int] | None
-"""What a request is expected to cost under policies that count tokens: under all, or under some by name."""
+"""The expected cost of a request under policies that count tokens: under all, or under some by name."""
 _DEFAULT_WINDOW: Final = 60 * SECOND  # where the server doesn't state the window, nor a longer wait
 _USUAL_WINDOWS: Final = (60 * SECOND, 3600 * SECOND, 86_400 * SECOND)  # of buckets that don't state theirs
 _COSTS: Final = 10  # recent requests, or groups of concurrent ones, by which the cost of the next is estimated

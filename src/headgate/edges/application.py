@@ -1,4 +1,4 @@
-"""What the limits of one application share: a store, a name and options, and one set of headers for each response.
+"""The shared parts of an application's limits: a store, a name and options, and one set of headers per response.
 
 The middleware hands these on to the dependencies inside, in the ASGI scope or the WSGI environ.
 """

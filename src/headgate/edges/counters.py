@@ -75,7 +75,7 @@ FastPathFunction: TypeAlias = Callable[[HttpRequest], Awaitable[tuple[FastPath, 
 
 
 class LimitCounters(NamedTuple):
-    """What counts one limit, by key and by address."""
+    """The counters of one limit, by key and by address."""
 
     by_key: FastPath
     by_address: FastPath

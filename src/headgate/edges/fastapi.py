@@ -65,7 +65,7 @@ _MISTAKEN: Final = {
     "dependency": _IN_DEPENDS,
     **dict.fromkeys(("limit", "shared_limit", "exempt"), f"{_IN_DEPENDS}; there are no decorators for routes"),
 }
-"""What is meant by attributes that it doesn't have: those of Depends, and of slowapi's Limiter."""
+"""Hints for attributes that it doesn't have: those of Depends, and of slowapi's Limiter."""
 
 
 class RateLimit:

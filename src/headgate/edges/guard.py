@@ -165,7 +165,7 @@ class Guard:
         if not isinstance(name, str):
             refuse(f"{where} name", "a string", name)
         self.settings: Final = ApplicationSettings(store, name, options, private=private or store is None)
-        """What this edge shares with dependencies inside of it."""
+        """The state that this edge shares with dependencies inside of it."""
         self.fast_path: FastPath | FastPathFunction | None = None
         """That of all requests but the first and preflights, or a function that finds it; None if some have none."""
         self._always: _Found | None = None  # where these requests count, if that is the same for all

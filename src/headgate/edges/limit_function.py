@@ -34,7 +34,7 @@ class LimitFunction(Generic[T]):
         self._warned = False
 
     def find(self, given: object) -> T:
-        """What counts the limit that the function has returned."""
+        """The counter of the limit that the function has returned."""
         found = self._by_text.get(given) if type(given) is str else None
         if found is not None:
             return found

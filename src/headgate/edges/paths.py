@@ -18,15 +18,15 @@ Methods: TypeAlias = tuple[str, ...]
 
 _PATTERN: Final = re.compile(r"(?:(?P<method>[A-Z]+) )?(?P<path>/(?:[^*{}]|\{[^*{}/]+\})*\*?|\*)")
 _AMBIGUOUS: Final = re.compile(r"//|/\.\.?(?:/|\Z)|[\\;%\x00-\x1f\x7f]")
-"""What some servers, proxies or file systems read in another way: empty and dot segments, and special characters."""
+"""Parts of paths that servers or file systems may read otherwise: empty and dot segments, special characters."""
 
 
 class RequestPath(NamedTuple):
-    """What is known of a request's path before a framework has found its handler."""
+    """The path of a request, as it is known before a framework has found its handler."""
 
     path: str
     prefix: str = ""
-    """What the path begins with, or did, if the application is mounted somewhere."""
+    """The prefix of the path, present or removed, if the application is mounted somewhere."""
     sent: str = ""
     """The path that the client has sent, if that is known: a framework may have rewritten it since."""
     variable_prefix: bool = False
@@ -51,7 +51,7 @@ class RequestPath(NamedTuple):
         return _AMBIGUOUS.search(self.path) is not None
 
     def readings(self) -> Iterator[list[str]]:
-        """What frameworks may take the path for: for each reading, the path, and perhaps another with the prefix."""
+        """The readings of the path by frameworks: for each, the path, and perhaps another with the prefix."""
         candidates = self.candidates()
         yield candidates
         if self.was_rewritten():  # before the framework, or by it

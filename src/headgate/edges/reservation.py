@@ -1,4 +1,4 @@
-"""What a request has taken from its counters until it is settled: by a hold, or by a check."""
+"""The costs that a request has taken from its counters until it is settled: by a hold, or by a check."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from headgate.limits.decision import Decision, Outcome
 
 
 class Reservation(NamedTuple):
-    """What a request has taken from one counter."""
+    """The cost that a request has taken from one counter."""
 
     counter: RequestCounter
     key: str
@@ -48,7 +48,7 @@ class CheckedRequest(NamedTuple):
     """Whether `key` is from the user's function; otherwise it is the address."""
     hold: RequestHold | None = None
     reserved: tuple[Reservation, ...] | None = None
-    """What it has taken, unless that is the cost, from the counter, under the hold if there is one."""
+    """The cost that was taken from the counter, if it is another, under the hold if there is one."""
 
     @property
     def held(self) -> bool:

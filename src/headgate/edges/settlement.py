@@ -26,7 +26,7 @@ _UNSETTLED: Final = "a response could not be settled: its request stays counted 
 
 
 class Settlement:
-    """What requests really cost, once their responses have ended, by the options of an edge."""
+    """The real cost of requests, once their responses have ended, by the options of an edge."""
 
     def __init__(self, where: str, options: Mapping[str, Any]) -> None:
         self._where: Final = where

@@ -1,4 +1,4 @@
-"""Who may do how much: a policy, applied to agents and addresses."""
+"""A policy of limits, applied to agents and addresses."""
 
 from headgate.gate.gate import Gate
 from headgate.gate.policy import Policy, PolicyError

@@ -57,11 +57,9 @@ class GateChecks:
         """The limit of a check, for a caller that needs its tier as well. It is checked at once, by `check_limit`."""
         return self._lookup.find(agent, channel, tier, action)
 
-    def check_limit(
-        self, active: ActiveLimit, agent: str, cost: SupportsIndex = 1, request_id: Text | None = None
-    ) -> Decision:
+    def check_limit(self, active: ActiveLimit, agent: str, cost: SupportsIndex = 1) -> Decision:
         """`check` under a limit that was found for the same agent."""
-        return _check(self, active, agent, cost, request_id)
+        return _check(self, active, agent, cost, None)
 
     def tier_of(self, channel: Text, action: Text) -> str:
         """The tier that an action is classified into; an unknown action is normal, and is logged once."""

@@ -1,4 +1,4 @@
-"""What a hold asks of a store: every limit of every account above an agent, and meters of what it uses."""
+"""The asks of a hold: every limit of every account above an agent, and meters of its usage."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -70,7 +70,7 @@ class AccountAsks:
         self.root: Final = root
         """The top account, which chooses the slot of a cluster."""
         self.groups: Final = (root,) if root == path else (root, path)
-        """Those that wait for the same accounts: below the top account, and of the agent."""
+        """The groups of waiters for the same accounts: below the top account, and of the agent."""
         self.tool: Final = tool
         self.resources: Final = tuple(resources)
         """Their names and decimals. The first ones are metered."""
@@ -104,7 +104,7 @@ class AccountAsks:
         return tuple(made)
 
     def note(self, session: str) -> str:
-        """What is kept with a hold, to make its asks again: what neither its key nor its id tells."""
+        """The note of a hold, to make its asks again: all that neither its key nor its id tells."""
         return f"{self._between}\t{self.tool}\t{session}"
 
     def costs_of(self, given: object, unnamed: Sequence[int] | None = None, *, spent: bool = False) -> tuple[int, ...]:
@@ -175,7 +175,7 @@ def read_metered_unit(text: str) -> tuple[str, int]:
 def account_asks(
     accounts: Accounts, path: str, plan: str, tool: str, named: Sequence[str], sessions: bool
 ) -> AccountAsks:
-    """What a hold of an agent asks for. `named` are the resources that it names."""
+    """The asks for a hold of an agent. `named` are the resources that it names."""
     above = [one for one in path_prefixes(path)[:-1] if one.rpartition("/")[2] != NO_ACCOUNT]
     found = [*[(one, accounts.limits_of(one)) for one in above], (path, accounts.limits_of(path, plan))]
     if sessions:

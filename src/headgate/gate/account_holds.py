@@ -19,7 +19,7 @@ from headgate.stores.holds import HoldAnswer, HoldStore, HoldTerms, shown_costs
 
 
 class HoldContext(NamedTuple):
-    """What all holds of a gate need of it."""
+    """The parts of a gate that its holds need."""
 
     hold_store: HoldStore
     low: int
@@ -34,7 +34,7 @@ class HoldContext(NamedTuple):
 
 
 class HoldTemplate:
-    """What all holds of an agent have in common, with one tool and the same resources."""
+    """The common part of an agent's holds with one tool and the same resources."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class HoldTemplate:
         self.mode: Final = mode
         """ "enforced"; or "exempt" or "shadow": never denied."""
         self.offence: Final = offence
-        """What its denials are recorded as; None if nothing is enforced."""
+        """The offence that its denials are recorded as; None if nothing is enforced."""
         enforced = offence is not None and offence.backoff.enforce
         self.enforced_offence: Final = offence if enforced else None
         """The same, if the advised wait is enforced."""
@@ -96,7 +96,7 @@ class AccountHoldOwner:
 
 
 class AccountHold(Hold):
-    """What an agent has reserved on all accounts above it, until it is settled or cancelled, or its lease ends.
+    """A reservation of an agent on all accounts above it, until it is settled or cancelled, or its lease ends.
 
     Costs are mappings of resources. It is used like the `Hold` of a limiter.
 
@@ -147,11 +147,11 @@ class AccountHold(Hold):
 
     @property
     def costs(self) -> dict[str, Decimal]:
-        """What is reserved, or was settled, by resource."""
+        """The reserved or settled costs, by resource."""
         return named_costs(self._template.asks, self._costs)
 
     def missing_to(self, total: object) -> dict[str, Decimal]:
-        """What has to be added, by resource, so that so much is reserved in all."""
+        """The costs to add, by resource, so that so much is reserved in all."""
         asks = self._template.asks
         reserved = asks.by_resource(self._costs)
         found = zip(asks.resources, asks.costs_of(total, reserved), reserved, strict=True)

@@ -1,4 +1,4 @@
-"""What an account has spent, holds and has left, and when that raises an alert."""
+"""The spent, held and left amounts of accounts, and the shares that raise an alert."""
 
 from collections.abc import Mapping
 from decimal import Decimal
@@ -70,7 +70,7 @@ class AccountHoldSummary(NamedTuple):
     tool: str
     state: HoldState
     costs: dict[str, Decimal]
-    """What it has reserved, or was settled with, by resource."""
+    """The costs that it has reserved, or was settled with, by resource."""
     lease_left: float
     """Seconds until its lease ends; 0.0 if it isn't open."""
 

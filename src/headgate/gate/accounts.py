@@ -35,7 +35,7 @@ NO_ACCOUNT: Final = "-"
 """Stands in a path for a level at which an agent has no account."""
 
 LimitKey: TypeAlias = tuple[str, str]
-"""What a limit is about: a resource, and the tool for which it is limited; "" for all."""
+"""The subject of a limit: a resource, and the tool for which it is limited; "" for all."""
 
 
 # Paths ----------------------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def parse_account_limit(
 
 
 def _hint_of_unit(limits: Iterable[object]) -> str:
-    """What to write instead of a rate with a unit."""
+    """The text to write instead of a rate with a unit."""
     for part in [part for one in limits for part in re.split(r"[;,|]", str(one))]:
         rate = _RATE_WITH_UNIT.fullmatch(part.strip())
         if rate is not None:
@@ -239,7 +239,7 @@ def amount_of(limit: Limit, decimals: int) -> Decimal:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What an operator has said of one account."""
+    """An operator's settings of one account."""
 
     limits: Mapping[LimitKey, AccountLimit]
     plan: str = ""
@@ -281,7 +281,7 @@ class Accounts:
         return any([isinstance(part, Budget) for limit in limits for part in limit.parts])
 
     def rules_of(self, path: str) -> Account:
-        """What an operator has said of an account; nothing of most."""
+        """The operator's settings of an account; most have none."""
         return self.at.get(path) or _NO_RULES
 
     def limits_of(self, path: str, plan: str = "") -> dict[LimitKey, AccountLimit]:

@@ -51,7 +51,7 @@ _COUNTED: Final = 1000  # the same to tell what is held
 
 
 class GateAccounts(GateHolds):
-    """What a gate can tell of accounts, and change about them."""
+    """The accounts of a gate: reading and changing them."""
 
     def explain(self, agent: str, *, session: str | int | None = None, tool: str | None = None) -> list[LimitStatus]:
         """Every limit that a hold of an agent would meet, with what is left of it."""
@@ -162,7 +162,7 @@ class GateAccounts(GateHolds):
             await self._store.aforget(ask.name, ask.key, ask.limit, ask.root)
 
     def _session_asks(self, agent: str, session: str) -> list[Ask]:
-        """What is counted of a session alone. Some ids of sessions are none of accounts."""
+        """The counts of a session alone. Some ids of sessions are none of accounts."""
         accounts = self._lookup.effective.accounts
         if not accounts.defaults.get(accounts.levels[-1]) or not is_name(session):
             return []
@@ -185,7 +185,7 @@ class GateAccounts(GateHolds):
         return effective.accounts.agent_path(effective.rules_of(name).account, name)
 
     def usage(self, first: date, last: date, account: str | None = None) -> list[Usage]:
-        """What was used from one day to another, both included, in an account or in all.
+        """The usage from one day to another, both included, of an account or of all.
 
         It is told by day, agent, tool and resource. Holds that are open count as what they have reserved. Days are
         those of `accounts.zone`. It is kept for 13 months.
@@ -200,7 +200,7 @@ class GateAccounts(GateHolds):
     def usage_totals(
         self, first: date, last: date, account: str | None = None, by: Iterable[str] = DEFAULT_GROUPS
     ) -> list[UsageTotal]:
-        """What was used from one day to another, added up by resource and by what `by` names.
+        """The usage from one day to another, by resource and by the groups in `by`.
 
         That is "day" or "month"; "account", or a level above the agents; "agent"; "tool"; "resource".
         """
@@ -311,7 +311,7 @@ def _start_of(day: date, zone: tzinfo) -> int:
 
 
 def _held(root: str, listed: Iterable[ListedHold]) -> dict[Bound, int]:
-    """What open holds have reserved, by account, resource and tool."""
+    """The reserved amounts of open holds, by account, resource and tool."""
     found: dict[Bound, int] = {}
     for hold in listed:
         if hold.state != OPEN:

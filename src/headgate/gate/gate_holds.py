@@ -275,7 +275,7 @@ class GateHolds(GateChanges):
         self._emit(AccountAlerted(*bound, share, str(budget), resets_at, decision.left))
 
     def _hold_templates(self) -> HoldTemplates:
-        """What makes holds under the rules in effect."""
+        """The maker of holds under the rules in effect."""
         found, lookup = self._templates, self._lookup
         if found is None or found.lookup is not lookup:
             if found is None and self.private:  # by now a server has started its workers

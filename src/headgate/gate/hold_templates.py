@@ -54,7 +54,7 @@ class HoldTemplates:
     def owner(
         self, agent: object, costs: object, session: object, tool: object
     ) -> tuple[AccountHoldOwner, tuple[int, ...]]:
-        """What makes a hold, and its costs by resource."""
+        """The maker of a hold, and the costs by resource."""
         if type(costs) is not dict and not isinstance(costs, Mapping):
             refuse("costs", 'costs by resource, such as {"tokens": 1200, "usd": "0.03"}', costs)
         of_session = check_session(session)

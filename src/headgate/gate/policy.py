@@ -46,7 +46,7 @@ PURPOSES: Final = {
     "connection": ("connection", "600/minute"),
     "authentication": ("authentication", "60/minute"),
 }
-"""What an address is checked for, with the setting in `[addresses]` and its default. Each has a bucket of its own:
+"""The purposes of checks by address, with the setting in `[addresses]` and its default. Each has its own bucket:
 
 requests without a token, registrations, connects of WebSockets, and wrong tokens.
 """
@@ -91,7 +91,7 @@ class PolicyError(HeadgateError, ValueError):
 
 @dataclass(frozen=True, init=False, repr=False)
 class Policy:
-    """Who may do how much.
+    """The limits of agents, accounts and addresses.
 
     >>> policy = Policy(limits={"heavy": "5/minute", "ws": {"light": "600/minute"}}, exempt=["monitor"])
     >>> print(policy.limits["ws", "heavy"], policy.limits["http", "heavy"], policy.limits["ws", "light"], sep=", ")
@@ -214,7 +214,7 @@ class Policy:
 
     @property
     def store_options(self) -> dict[str, Any]:
-        """What a store of a server is opened with."""
+        """The options that a server's store is opened with."""
         return {
             "on_failure": self.on_failure,
             "on_failure_holds": self.on_failure_holds,

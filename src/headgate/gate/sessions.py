@@ -165,7 +165,7 @@ class Session(Closable):
 
 
 def _stricter(asked: Limit, allowed: Limit) -> Limit:
-    """What is left of a limit that was asked for, where no more than another is allowed."""
+    """The part of a requested limit that another one allows."""
     if allowed in (UNLIMITED, asked):
         return asked
     if asked is UNLIMITED:

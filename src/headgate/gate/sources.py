@@ -36,9 +36,9 @@ class PolicyValue:
     source: Literal["default", "file", "change"]
     """"file": the policy gives it. "change": one made while running sets it, be it to what the file says."""
     file_value: str | None
-    """What the file says, if a change overrules that; None if the file says the same, or nothing."""
+    """The setting of the file, if a change overrules it; None if it is the same, or there is none."""
     by: str
-    """Who made the change; "" if the history no longer tells."""
+    """The author of the change; "" if the history no longer tells."""
     at: float | None
     """When it was made, in seconds since 1970; None if the history no longer tells."""
 
@@ -168,7 +168,7 @@ def _limits_of_file(policy: Policy, current: Effective) -> Iterator[tuple[str, L
 
 
 def describe_overruled(before: Policy, policy: Policy, current: Effective) -> str:
-    """What a reload has changed without an effect, for the log; "" if there is nothing."""
+    """The changes of a reload that have no effect, for the log; "" if there are none."""
     overruled = overruled_limits(policy, current)
     if not overruled:
         return ""

@@ -19,7 +19,7 @@ _FORMULA: Final = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "
 
 
 class Usage(NamedTuple):
-    """What an agent has used of a resource on one day."""
+    """An agent's usage of a resource on one day."""
 
     day: date
     account: str
@@ -33,7 +33,7 @@ class UsageTotal(NamedTuple):
     """A total of what was used."""
 
     group: tuple[str, ...]
-    """What it is the total of, such as ("2026-11", "usd")."""
+    """The group that it is the total of, such as ("2026-11", "usd")."""
     amount: Decimal
 
 
@@ -41,7 +41,7 @@ _Value: TypeAlias = Callable[[Usage], str]
 
 
 def usage_groups(by: Iterable[str], accounts: Accounts) -> tuple[str, ...]:
-    """What to total by. Amounts of different resources have no sum: the resource is added if it is missing.
+    """The groups of a total. Amounts of different resources have no sum: the resource is added if it is missing.
 
     One is "day" or "month"; "account", the account of the agent, or the name of a level above the agents; "agent",
     "tool" or "resource". They may be one text, with commas between them.

@@ -1,4 +1,4 @@
-"""What a decision is in HTTP: header fields and problem bodies, written by servers and read by clients."""
+"""Decisions in HTTP: header fields and problem bodies, written by servers and read by clients."""
 
 from headgate.http.header_writer import HeaderWriter, LimitHeaders
 from headgate.http.headers import (

@@ -28,7 +28,7 @@ _KEPT: Final[i64] = 86_400_000_000
 
 @mypyc_attr(acyclic=True)
 class BudgetState(PeriodState):
-    """What is used in the period that began at `start`, in smallest units.
+    """The usage in the period that began at `start`, in smallest units.
 
     `start` is in microseconds since 1970, or 0 without a period.
     """
@@ -83,7 +83,7 @@ class Budget(PeriodLimit):
 
     @property
     def unit(self) -> str:
-        """What is counted, as it is written: "usd", "credits:2", or "" for no unit."""
+        """The unit, as it is written: "usd", "credits:2", or "" for none."""
         return self._unit
 
     @property
@@ -141,7 +141,7 @@ class Budget(PeriodLimit):
         return cost <= _LARGEST - state.used
 
     def mark(self, state: State) -> tuple[i64, i64]:
-        """What a hold keeps to be corrected later: the period that it was counted in."""
+        """The mark by which a hold is corrected later: the period that it was counted in."""
         assert isinstance(state, BudgetState)
         return state.start, 0
 

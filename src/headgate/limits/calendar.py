@@ -67,7 +67,7 @@ class Calendar:
         return self._first(label), end
 
     def _local(self, moment: int) -> datetime:
-        """What a clock on the wall shows."""
+        """The local time that a clock shows."""
         return (_EPOCH + timedelta(microseconds=moment)).astimezone(self._zone).replace(tzinfo=None, fold=0)
 
     def _first(self, shown: datetime) -> int:

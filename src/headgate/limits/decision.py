@@ -48,7 +48,7 @@ State: TypeAlias = object
 
 @mypyc_attr(acyclic=True)
 class Value:
-    """What is compared, hashed and pickled by its fields: the arguments with which it is made again."""
+    """A value that is compared, hashed and pickled by its fields: the arguments with which it is made again."""
 
     __slots__ = ()
 
@@ -116,7 +116,7 @@ class Limit(Rule):
 
     @property
     def identity(self) -> object:
-        """What tells its counts from those of other limits under the same name: the limit, or all but its amount."""
+        """The identity of its counts among those under the same name: the limit, or all but its amount."""
         return self
 
     @property
@@ -285,13 +285,13 @@ class Decision(Value):
 
     @property
     def left(self) -> Decimal:
-        """What is left with all decimals: 99.9688 of 100 usd, of which `remaining` is 99."""
+        """The remainder with all decimals: 99.9688 of 100 usd, of which `remaining` is 99."""
         left = self._exact_left()
         return Decimal(self.remaining) if left < 0 else Decimal(int(left)).scaleb(-self._limit.decimals)
 
     @property
     def smallest_left(self) -> int:
-        """What is left in smallest units of what the limit counts."""
+        """The remainder in smallest units."""
         left = self._exact_left()
         return self._remaining if left < 0 else left
 
@@ -393,7 +393,7 @@ class Decision(Value):
         return Decision(self._outcome, limit, self._remaining, self._retry, self._reset, self._bound, details)
 
     def _exact_left(self) -> i64:
-        """What is left in smallest units, where there are decimals; otherwise -1."""
+        """The remainder in smallest units, where there are decimals; otherwise -1."""
         return -1 if self._details is None else self._details.left
 
     def _fields(self) -> tuple[object, ...]:

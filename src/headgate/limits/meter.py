@@ -15,7 +15,7 @@ _decisions: Final[dict[str, Decision]] = {}  # for each zone the only one that t
 
 @mypyc_attr(acyclic=True)
 class MeterState(PeriodState):
-    """What was used on each day, by the day's start in microseconds since 1970."""
+    """The usage of each day, by the day's start in microseconds since 1970."""
 
     __slots__ = ("amount", "end", "newest", "other_days", "root")
 
@@ -29,7 +29,7 @@ class MeterState(PeriodState):
 
     @property
     def days(self) -> dict[int, int]:
-        """What was used on each day."""
+        """The usage of each day."""
         days = self.other_days.copy()
         if self.amount:
             days[self.newest] = self.amount
@@ -122,7 +122,7 @@ class Meter(PeriodLimit):
         return cost <= LARGEST - state.amount
 
     def mark(self, state: State) -> tuple[i64, i64]:
-        """What a hold keeps to be corrected later: the day that it was counted on."""
+        """The mark by which a hold is corrected later: the day that it was counted on."""
         assert isinstance(state, MeterState)
         return state.newest, 0
 

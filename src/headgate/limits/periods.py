@@ -1,4 +1,4 @@
-"""What limits have in common that count by the periods of a calendar: budgets and meters."""
+"""The base of limits that count by the periods of a calendar: budgets and meters."""
 
 from typing import Final
 

@@ -26,7 +26,7 @@ _LEASE: Final = 1  # second: what is held is settled at once
 
 
 class LoggedHold(NamedTuple):
-    """What a line of a log says of costs."""
+    """The costs in a line of a log."""
 
     costs: Mapping[str, int | Decimal]
     tool: str | None

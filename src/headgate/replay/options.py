@@ -49,7 +49,7 @@ class LogOptions:
     format: str | None = None
     """One of `FORMATS`; None: detected from the first lines."""
     key: str = "auto"
-    """What identifies the agent in an access log: the user, the address, or (auto) the user if there is one."""
+    """The name of the agent in an access log: the user, the address, or (auto) the user if there is one."""
     channel: str = "http"
     """The channel of lines without one."""
     tier: str = UNKNOWN_TIER

@@ -91,7 +91,7 @@ class AccountDenials:
 
 @dataclass(frozen=True)
 class AccountSpent:
-    """What an account would have spent."""
+    """The spending that an account would have had."""
 
     account: str
     """"" for agents without an account."""

@@ -1,4 +1,4 @@
-"""What the cases of the conformance suite are made of."""
+"""The parts of the conformance suite's cases."""
 
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -161,14 +161,14 @@ class AccountHarness(StoreHarness):
         return self.accounts.read_hold("accounts", self.root, hold_id)
 
     def peeks(self) -> tuple[Decision, ...]:
-        """What is left of each limit."""
+        """The remainder of each limit."""
         return self.accounts.peek_each(self.some_asks()[1:], LOW)
 
     def left(self) -> list[int]:
         return [one.remaining for one in self.peeks()]
 
     def usage(self, root: str | None = None, first: int = 0, last: int = LARGEST) -> list[UsageRow]:
-        """What meters under the name "usage" have counted, by key and day. A store may list days with 0, or not."""
+        """The counts of meters under the name "usage", by key and day. A store may list days with 0, or not."""
         return sorted(row for row in self.accounts.read_usage("usage", first, last, root) if row.amount)
 
     def seen(self) -> tuple[object, ...]:

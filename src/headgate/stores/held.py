@@ -72,7 +72,7 @@ class Charge:
 
 @mypyc_attr(acyclic=True)
 class HeldPiece(Charge):
-    """What a hold has taken under one piece of a limit: at first, and whenever it was extended."""
+    """The cost that a hold has taken under one piece of a limit: at first, and whenever it was extended."""
 
     def __init__(self, table: LimitTable, key: str, limit: Limit, cost: i64, root: str) -> None:
         super().__init__(limit, cost)
@@ -182,7 +182,7 @@ class MemoryHold(HeldPiece):
         self.asks: tuple[Ask, ...] | None = None  # with several asks, or an ask of several pieces
 
     def all_costs(self) -> tuple[int, ...]:
-        """What is counted for each ask: the reserved or the settled cost."""
+        """The counted cost of each ask: the reserved or the settled one."""
         return (self.cost,) if self.costs is None else self.costs
 
     def set_costs(self, costs: tuple[int, ...]) -> None:

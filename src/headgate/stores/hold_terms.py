@@ -65,7 +65,7 @@ class HoldTerms(Value):
 
 @mypyc_attr(acyclic=True)
 class HoldAnswer(Value):
-    """What has become of a hold."""
+    """The state of a hold."""
 
     __slots__ = ("costs", "decision", "left", "parts", "repeated", "state")
 
@@ -82,7 +82,7 @@ class HoldAnswer(Value):
         """On the hold, or on more for it; of `settle` and `find_hold`, as a peek for cost 1 right now would say."""
         self.state: Final = state
         self.costs: Final = costs
-        """What is counted for each ask: the reserved or the settled cost."""
+        """The counted cost of each ask: the reserved or the settled one."""
         self.left: Final = left
         """Microseconds until its lease ends; 0 if it isn't open, or if its store is away and doesn't know."""
         self.parts: Final = parts

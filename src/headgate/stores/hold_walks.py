@@ -22,7 +22,7 @@ Call: TypeAlias = tuple[str, list[Any], dict[str, bool]]
 
 
 class HoldVerb(Enum):
-    """What a step of a walk does."""
+    """The action of a step of a walk."""
 
     HOLD = "hold"
     SETTLE = "settle"
@@ -155,12 +155,12 @@ def asks_for(asked: Sequence[Sequence[Model]], costs: Sequence[int]) -> list[Ask
 
 
 def unsettled(listed: Sequence[ListedHold]) -> list[ListedHold]:
-    """Those that every store lists."""
+    """The holds that every store lists."""
     return [one for one in listed if one.state in (OPEN, EXPIRED)]
 
 
 def answers_of(store: HoldStore, reference: HoldReference, call: Call) -> tuple[Answer, Answer]:
-    """What a store and the reference answer. One that isn't exact any more grants what the store has granted."""
+    """The answers of a store and of the reference, which grants all that the store grants once it isn't exact."""
     got = _answer(store, call)
     reference.granted = None if reference.exact or isinstance(got, type) else bool(_decision(got))
     return got, _answer(reference, call)
@@ -176,7 +176,7 @@ def _answer(store: HoldStore | HoldReference, call: Call) -> Answer:
 
 
 def _with_parts_of(expected: Answer, got: Answer) -> Answer:
-    """What is expected, without the decision on each part if a store has none: only accounts need them."""
+    """The expected answer, without the decision on each part if a store has none: only accounts need them."""
     if isinstance(expected, HoldAnswer) and isinstance(got, HoldAnswer) and not got.parts:
         return expected.without_parts()
     return expected

@@ -82,7 +82,7 @@ class HoldStore(Store, Protocol):
         """
 
     def find_hold(self, asks: Sequence[Ask], low: int, hold_id: str) -> HoldAnswer:
-        """What has become of a hold."""
+        """The state of a hold."""
 
     def list_holds(self, name: str, key: str, count: int) -> list[ListedHold]:
         """Up to `count` holds of a key that are open, and after them those that have expired, each by their ends.
@@ -119,11 +119,11 @@ class RenewingStore(HoldStore, Protocol):
     """A store that renews many leases in one call."""
 
     def renew(self, renewals: Sequence[Renewal]) -> list[HoldAnswer | HeadgateError]:
-        """What `extend` answers to each, or the error that it raises."""
+        """The answer of `extend` to each, or the error that it raises."""
 
 
 class UsageRow(NamedTuple):
-    """What was counted under a `headgate.limits.meter.Meter` on one day."""
+    """The count of a `headgate.limits.meter.Meter` on one day."""
 
     root: str
     key: str
@@ -141,10 +141,10 @@ class AccountStore(HoldStore, Protocol):
         """A hold of a key, without knowing its asks, with its note and its shape; None if it is unknown."""
 
     def peek_each(self, asks: Sequence[Ask], low: int) -> tuple[Decision, ...]:
-        """What a peek for cost 1 says of each piece of each ask, all at one moment."""
+        """A peek for cost 1 at each piece of each ask, all at one moment."""
 
     def read_usage(self, name: str, first: int, last: int, root: str | None = None) -> list[UsageRow]:
-        """What meters under a name have counted on days that start in this span (`last` excluded), of one root or all.
+        """The counts of meters under a name on days that start in this span (`last` excluded), of one root or all.
 
         What is asked under a meter has a root.
         """

@@ -100,7 +100,7 @@ _log = logging.getLogger("headgate")
 
 
 class BudgetRow(NamedTuple):
-    """What is used of a budget in the period that began at `start`."""
+    """The usage of a budget in the period that began at `start`."""
 
     name: str
     limit: Budget
@@ -111,7 +111,7 @@ class BudgetRow(NamedTuple):
 
 
 class MeterRow(NamedTuple):
-    """What a meter has counted on the day that began at `start`."""
+    """The count of a meter on the day that began at `start`."""
 
     name: str
     limit: Meter
@@ -125,7 +125,7 @@ CountRow: TypeAlias = BudgetRow | MeterRow
 
 
 class HoldKey(NamedTuple):
-    """What a hold is known by."""
+    """The key of a hold: its name, key and id."""
 
     name: str
     key: str
@@ -191,7 +191,7 @@ class MemoryFile(SqliteFile):
         return self._readable(rows, _budget_row)
 
     def take_meters(self) -> Iterator[MeterRow]:
-        """What meters had counted when the file was opened, once: older days come first."""
+        """The counts of meters when the file was opened, once: older days come first."""
         rows, self._rows = self._rows[1], (self._rows[0], [], self._rows[2])
         return self._readable(rows, _meter_row)
 

@@ -56,7 +56,7 @@ class KeyHolds:
     def __init__(self) -> None:
         self.by_id: Final[dict[str, MemoryHold]] = {}
         self.unsettled: Final[dict[str, MemoryHold]] = {}
-        """Those of them that are open, or have expired. There may be many others."""
+        """The holds that are open, or have expired. There may be many others."""
         self.open: i64 = 0
         """How many are open, or more: leases may have ended since they were counted."""
 
@@ -408,7 +408,7 @@ class MemoryHolds:
                 self.release_due(now)
 
     def _answer(self, held: MemoryHold, asks: Sequence[Ask], cost: i64, low: i64, now: i64) -> HoldAnswer:
-        """What has become of a hold, with a decision as a peek for cost 1 says, or for 0 on what has been taken."""
+        """The state of a hold, with a decision as of a peek for cost 1, or for 0 on costs that were taken."""
         parts = peek(self._tables, asks, cost, low, now)
         return HoldAnswer(binding(parts, asks), held.status_at(now), held.all_costs(), held.left(now), parts)
 

@@ -1,4 +1,4 @@
-"""What the verbs of holds in memory do with the pieces of one hold: take of all of them or of none, and give back.
+"""The work of the verbs of holds in memory on the pieces of one hold: take of all of them or of none, and give back.
 
 The garbage collector may run a finalizer at any allocation of an object that it tracks, and that may use the same
 limits. So whatever a step needs is made first. From the look at the waits until all costs are taken, or corrected,
@@ -21,7 +21,7 @@ _FEW: Final = 16  # pieces that are compared one by one
 
 
 class Demand:
-    """What a new hold, or an extension, wants of each piece."""
+    """The demand of a new hold, or of an extension, on each piece."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ def refuse_twice(pieces: list[HeldPiece]) -> None:
 
 
 def _ahead(tables: Tables, pieces: list[HeldPiece], now: i64) -> i64:
-    """What is added to the store's time to get the time of day, if any of them needs it."""
+    """The time to add to the store's to get that of day, if any of them needs it."""
     for piece in pieces:
         if piece.table.calendar:
             return tables.wall_ahead(now)

@@ -348,7 +348,7 @@ class Tables:
         return read // 1000
 
     def wall_ahead(self, now: i64) -> i64:
-        """What to add to this store's time to get the time of day, in microseconds since 1970."""
+        """The time to add to this store's to get that of day, in microseconds since 1970."""
         return round(self.clock.wall() * 1_000_000) - now if self._manual else self._read_wall() // 1000 - now
 
     def release_due(self, now: i64) -> None:
@@ -402,7 +402,7 @@ class Tables:
             return found
 
     def usage(self, name: str, first: int, last: int, root: str | None) -> list[UsageRow]:
-        """What meters under a name have counted: see `AccountStore.read_usage`."""
+        """The counts of meters under a name: see `AccountStore.read_usage`."""
         rows: list[UsageRow] = []
         for table in list(self._order):
             if isinstance(table, LimitTable) and table.name == name and isinstance(table.limit, Meter):
@@ -474,7 +474,7 @@ def decide_all(entries: list[Entry], verb: Verb, passes: bool, now: i64, low: i6
 
 
 def identity_of(rule: Rule) -> object:
-    """What tells the counts of a rule from those of others."""
+    """The identity of a rule's counts."""
     return rule.identity if isinstance(rule, Limit) else rule
 
 

@@ -166,7 +166,7 @@ class WindowModel(Model):
 
 
 class BudgetModel(Model):
-    """What is used in each period of UTC, or in all."""
+    """The usage in each period of UTC, or in all."""
 
     def __init__(self, amount: int, period: str | None, unit: str = "") -> None:
         scale = 10 ** Budget(1, unit=unit).decimals
@@ -279,7 +279,7 @@ class FixedModel(Model):
 
 
 class MeterModel(FixedModel):
-    """What was used on each day of a zone, by the start of the day in microseconds since 1970. Everything passes."""
+    """The usage of each day of a zone, by the start of the day in microseconds since 1970. Everything passes."""
 
     def __init__(self, zone: str = "UTC") -> None:
         super().__init__(Meter(zone))

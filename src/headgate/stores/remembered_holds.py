@@ -197,13 +197,13 @@ def _is_remembered(limit: Limit) -> bool:
 
 
 def _entry_row(entry: Entry, state: State) -> CountRow:
-    """What is counted now for an entry."""
+    """The present count of an entry."""
     day = state.newest if isinstance(state, MeterState) else 0
     return _row(entry.table.name, entry.key, entry.root, entry.limit, state, day)
 
 
 def _piece_rows(piece: HeldPiece, state: State) -> list[CountRow]:
-    """What is counted for a piece of a hold: of a meter, on each day on which the hold was charged."""
+    """The counts of a piece of a hold: of a meter, on each day on which the hold was charged."""
     days = {charge.mark for charge in piece.charges()} if isinstance(piece.limit, Meter) else {0}
     return [_row(piece.table.name, piece.key, piece.root, piece.limit, state, day) for day in days]
 

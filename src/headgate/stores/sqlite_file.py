@@ -35,7 +35,7 @@ class FileKind(NamedTuple):
     """A kind of file."""
 
     what: str
-    """What it is, in words without an article: "change log"."""
+    """The kind of file, without an article: "change log"."""
     version: int
     schema: str
     failure: type[HeadgateError]

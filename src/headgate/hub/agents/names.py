@@ -21,7 +21,7 @@ compares the two.
 """
 
 DOTS: Final = frozenset([".", ".."])
-"""Those of them that lead elsewhere below any path."""
+"""Names that lead elsewhere below any path."""
 
 ADMIN: Final = "admin"
 VIEWER: Final = "viewer"

@@ -36,7 +36,7 @@ class Holder:
     role: str = ""
     """One of `ROLES`, or ""."""
     name: str = ""
-    """Who it is: the agent's name, `admin` or `viewer`; "" for the dashboard link."""
+    """The name: that of an agent, `admin` or `viewer`; "" for the dashboard link."""
 
     @property
     def admin(self) -> bool:
@@ -51,7 +51,7 @@ class Operator:
     role: str
     kind: Literal["settings", "first_start", "agent"]
     by: str = ""
-    """Who gave it the role; "" where the history no longer tells."""
+    """The giver of the role; "" where the history no longer tells."""
     at: float | None = None
 
 

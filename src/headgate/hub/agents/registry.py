@@ -51,7 +51,7 @@ class Grant(msgspec.Struct, frozen=True):
     account: str | None = None
     plan: str | None = None
     by: str = ""
-    """Who gives them, in words for the record of changes."""
+    """The giver, in words for the record of changes."""
 
 
 class Registry:
@@ -406,7 +406,7 @@ def _one(db: sqlite3.Connection, query: str, value: object) -> tuple[Any, ...] |
 
 
 def _granted(note: str) -> Grant:
-    """What an invitation grants. One that can't be read grants nothing, and registers nobody."""
+    """The grant of an invitation. One that can't be read grants nothing, and registers nobody."""
     try:
         return msgspec.json.decode(note, type=Grant)
     except (msgspec.MsgspecError, UnicodeError) as error:

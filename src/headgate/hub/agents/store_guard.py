@@ -130,7 +130,7 @@ class StoreGuard:
 
 
 def _age(text: str) -> DataVersion:
-    """What was saved; nothing if it can't be read."""
+    """The saved ids; none if they can't be read."""
     try:
         return DataVersion(*map(int, text.split()))
     except (ValueError, TypeError):

@@ -306,7 +306,7 @@ def _text(where: str, resource: str, given: Any, accounts: Accounts) -> str:
 
 
 def _changed_limits(limits: _Limits, filed: _Limits) -> list[LimitKey]:
-    """What differs from the policy."""
+    """The differences from the policy."""
     return [key for key, limit in limits.items() if filed.get(key) != limit]
 
 
@@ -350,7 +350,7 @@ async def _reset_defaults(call: Call, gate: Gate) -> AccountDefaults:
 
 
 def _edit_in(call: Call, accounts: Accounts) -> Callable[..., Edit]:
-    """What makes an edit of the level or the plan in a path."""
+    """The maker of an edit of the level or the plan in a path."""
     if "level" in call.parts:
         return partial(level_limit, accounts.check_level("level", call.parts["level"]))
     return partial(plan_limit, accounts.check_plan("plan", call.parts["plan"]))

@@ -27,7 +27,7 @@ class NewAgent(Body):
 
 
 class NewInvitation(Body):
-    """What the agent that registers with it gets."""
+    """The grant for the agent that registers with it."""
 
     account: AccountPath | None = None
     plan: PlanName | None = None

@@ -35,7 +35,7 @@ _log = structlog.get_logger("headgate.hub")
 class StoreStatus(Struct):
     store: StoreState
     problems: list[str]
-    """What is wrong with the store or the disk, in sentences."""
+    """Problems of the store or the disk, as sentences."""
 
 
 class StoreDetail(StoreStatus, kw_only=True):
@@ -50,7 +50,7 @@ class AcceptedStore(StoreStatus, kw_only=True):
 
 class AcceptStore(Body):
     agent_data: Literal["keep", "drop"]
-    """What becomes of mail, sessions, signals, tasks and chat channels on this hub.
+    """The fate of mail, sessions, signals, tasks and chat channels on this hub.
 
     Whoever registers a name next gets what belongs to it; or mail, sessions and signals are dropped, and tasks and chat
     channels are the admin's.

@@ -51,7 +51,7 @@ class AgentLimits(Struct):
     limits: Limits
     """The limits in effect for the agent."""
     override: Limits
-    """Those of them that are its own."""
+    """The limits that are its own."""
     session: str
     """The limit in effect for each of its sessions."""
     session_override: str | None

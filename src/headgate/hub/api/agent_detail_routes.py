@@ -59,7 +59,7 @@ class AgentHold(Struct):
     tool: str
     state: Literal["open", "expired"]
     costs: dict[str, str]
-    """What it has reserved, by resource."""
+    """The reserved costs, by resource."""
     lease_left: float
     """Seconds until its lease ends."""
 
@@ -84,7 +84,7 @@ class AgentDetail(AgentCard, kw_only=True):
     session_override: str | None
     """The same, if it is its own."""
     denied_actions: list[DeniedAction]
-    """What it was denied within the last hour, most frequent first."""
+    """Its denials within the last hour, most frequent first."""
     denials: list[DenialRecord]
     """The last ten, newest first."""
     connections: list[AgentSocket]

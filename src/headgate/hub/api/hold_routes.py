@@ -66,7 +66,7 @@ _Tool: TypeAlias = Annotated[str, Meta(max_length=128)]
 
 
 class NewHold(Body):
-    """What to reserve, beside one request and one slot of each account that limits them."""
+    """The costs to reserve, beside one request and one slot of each account that limits them."""
 
     costs: Costs = msgspec.field(default_factory=dict)
     agent: AgentId | None = None
@@ -80,13 +80,13 @@ class NewHold(Body):
 
 
 class HoldSettlement(Body):
-    """What was used. A resource that isn't named costs what is reserved for it."""
+    """The used costs. A resource that isn't named costs its reservation."""
 
     costs: Costs | None = None
 
 
 class Extension(Body):
-    """What to reserve more, or in total, and when the lease ends."""
+    """The costs to reserve in addition or in total, and the end of the lease."""
 
     costs: Costs | None = None
     """To be added. Repeated, it is added once more."""
@@ -106,7 +106,7 @@ class AccountQuery(Body):
 
 
 class HoldBound(Struct):
-    """What decided: the longest wait, or the smallest share left."""
+    """The deciding limit: with the longest wait, or else the smallest share left."""
 
     account: str
     resource: str
@@ -125,7 +125,7 @@ class HoldEntry(Struct):
     state: str
     """ "open", "settled", "cancelled" or "expired"."""
     costs: dict[str, str]
-    """What is reserved, or was settled."""
+    """The reserved or settled costs."""
     lease_left: float
     """Seconds; 0 if it isn't open."""
 

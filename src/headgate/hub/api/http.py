@@ -241,7 +241,7 @@ async def _hung_up(receive: Receive) -> None:
 
 
 def _hint(path: str) -> str:
-    """What to try instead of an unknown route."""
+    """A hint for an unknown route."""
     if path.startswith(_ACCOUNT_ROUTES):
         return "the slashes in the path of an account are written as %2F"
     return "/openapi.json lists them"

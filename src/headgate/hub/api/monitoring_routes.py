@@ -21,7 +21,7 @@ class HealthStatus(Struct):
     disk: Literal["ok", "failing"]
     """Whether the hub's files can be written."""
     problems: list[str]
-    """What is wrong, in sentences; nothing where all is well."""
+    """Problems, as sentences; none where all is well."""
     version: str
     connections: int
 

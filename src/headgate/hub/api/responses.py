@@ -22,7 +22,7 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 class ErrorBody(msgspec.Struct):
-    """What went wrong: a word for programs, and a sentence for people."""
+    """An error: a word for programs, and a sentence for people."""
 
     error: str
     detail: str

@@ -1,4 +1,4 @@
-"""What stands between the sockets and uvicorn's protocols: fair shares, bounds and timeouts for every connection.
+"""The layer between sockets and uvicorn's protocols: fair shares, bounds and timeouts for every connection.
 
 uvicorn reads and parses what comes at once, and has no bounds on the time that a peer takes, on control frames, or on
 connections by address. Its protocols are used as they are. A `GuardedConnection` is the protocol of the socket's

@@ -65,7 +65,7 @@ class AgentCard(Struct):
     denied_per_minute: int
     """Denials in the last minute, on every channel."""
     role: str
-    """What the agent may do beside its own work: admin, viewer, or nothing. A dashboard without a token gets none."""
+    """The agent's role: admin, viewer, or none. A dashboard without a token gets none."""
 
 
 Card = TypeVar("Card", bound=AgentCard)
@@ -97,11 +97,11 @@ class Summary(Struct):
     store: StoreState
     degraded: bool
     problems: list[str]
-    """What is wrong with the store or the disk, in sentences."""
+    """Problems of the store or the disk, as sentences."""
     open_alerts: int
     """Of agents and of accounts."""
     open_account_alerts: int
-    """Those of them that are of accounts. Only admins see accounts."""
+    """The alerts of accounts. Only admins see accounts."""
     blocked: int
     """Agents that are blocked now."""
     agents: int
@@ -130,7 +130,7 @@ class DashboardState(Struct):
 
 
 View: TypeAlias = Literal["accounts", "role", "public"]
-"""What somebody sees: everything with "accounts", all but those with another "role", or what is "public"."""
+"""The view of somebody: everything with "accounts", all but those with another "role", or the "public" part."""
 
 
 def sees_accounts(role: str) -> bool:
@@ -139,12 +139,12 @@ def sees_accounts(role: str) -> bool:
 
 
 def view_of(role: str) -> View:
-    """What an operator of a role sees, or somebody without a token ("")."""
+    """The view of an operator with a role, or of somebody without a token ("")."""
     return "accounts" if sees_accounts(role) else "role" if role else "public"
 
 
 class Fleet(NamedTuple):
-    """What a summary and the choice of cards have in common."""
+    """Counts that the summary and the choice of cards share."""
 
     agents: list[str]
     """All that could be shown, the most interesting first."""
@@ -320,7 +320,7 @@ class Cards:
 
 
 def summary_in(view: View, summary: Summary) -> Summary:
-    """What a view shows of a summary: only admins see accounts, and nobody without a token network addresses."""
+    """The part of a summary for a view: only admins see accounts, and nobody without a token network addresses."""
     if view == "accounts":
         return summary
     open_alerts = summary.open_alerts - summary.open_account_alerts
@@ -329,12 +329,12 @@ def summary_in(view: View, summary: Summary) -> Summary:
 
 
 def alerts_in(view: View, alerts: list[Alert]) -> list[Alert]:
-    """What a view shows of alerts: network addresses are not public."""
+    """The part of alerts for a view: network addresses are not public."""
     return [replace(alert, address="") for alert in alerts] if view == "public" else alerts
 
 
 def cards_in(view: View, cards: list[Card]) -> list[Card]:
-    """What a view shows of cards: roles are not public."""
+    """The part of cards for a view: roles are not public."""
     if view != "public":
         return cards
     return [replace(card, role="") if card.role else card for card in cards]

@@ -1,4 +1,4 @@
-"""What dashboards are sent: a full snapshot first, then the changes.
+"""Messages to dashboards: a full snapshot first, then the changes.
 
 They are computed once for all dashboards. Only cards that may have changed are made again: those of agents that made
 requests, whose buckets refill, that have violations, or that a change of limits concerns.
@@ -48,7 +48,7 @@ class Snapshot(Struct, tag_field="type", tag="snapshot"):
     admin: bool
     """Whether the token allows changes."""
     name: str
-    """Who is signed in; "" for a dashboard link, and without a token."""
+    """The operator's name; "" for a dashboard link, and without a token."""
     slot: int
     """The number of the present slot."""
     slot_seconds: int
@@ -66,7 +66,7 @@ class Snapshot(Struct, tag_field="type", tag="snapshot"):
     account_alerts: list[AccountAlert]
     """Only admins see accounts, and get their alerts."""
     accounts: list[AccountCard]
-    """Those that were read so far."""
+    """The alerts that were read so far."""
     more_accounts: int
     """The number of accounts not shown: only 500 are, those of which the largest share is used."""
     accounts_age: int
@@ -241,7 +241,7 @@ class SentState:
         return self._live
 
     def frames(self, update: Update, view: View) -> list[str]:
-        """What a dashboard gets of an update, in as many frames as its cards need."""
+        """The frames of an update for one dashboard, as many as its cards need."""
         if view != "accounts":
             update = _without_accounts(update, view)
         first = replace(update, agents=update.agents[:_FRAME_CARDS])
@@ -260,7 +260,7 @@ def _unsettled(card: AgentCard) -> bool:
 
 
 def _without_accounts(update: Update, view: View) -> Update:
-    """What a view of somebody who is no admin gets of an update."""
+    """The part of an update for a view without accounts."""
     return replace(
         update,
         summary=UNSET if update.summary is UNSET else summary_in(view, update.summary),

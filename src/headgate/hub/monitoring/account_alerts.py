@@ -73,7 +73,7 @@ class AccountAlert(Struct, frozen=True):
     times: int = 1
     """The number of times that it was raised: again when an 80 percent alert becomes a 100 percent one."""
     left: str = "0"
-    """What was left of the budget when it was raised last."""
+    """The rest of the budget when the alert was raised last."""
 
 
 _OpenAlert: TypeAlias = OpenAlert[AccountAlert]
@@ -195,7 +195,7 @@ class AccountAlerts(BaseAlerts[AccountAlert, _OpenAlert], Timed):
             return [found for path in paths for found in await self._read([path])] if len(paths) > 1 else []
 
     def _event_of(self, limit: LimitStatus) -> AccountAlerted | None:
-        """What the gate would emit at a hold now; None if that is nothing."""
+        """The event that the gate would emit at a hold now; None if there is none."""
         share = alert_share(limit.left, limit.amount)
         if not share or not _is_budget(limit.limit):
             return None

@@ -27,7 +27,7 @@ class DeniedAddress(Struct, frozen=True):
 
     address: str
     purpose: str
-    """What its allowance was for: connection, request, registration or authentication."""
+    """The purpose of its allowance: connection, request, registration or authentication."""
     denials: int
     """In the last hour."""
     last_at: float

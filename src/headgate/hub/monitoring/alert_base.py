@@ -1,4 +1,4 @@
-"""What the alerts of agents and of accounts have in common: their life, their task, and the store that hubs share."""
+"""The base of the alerts of agents and of accounts: life cycle, task, and the store that hubs share."""
 
 import asyncio
 import time
@@ -36,7 +36,7 @@ class AnyAlert(Protocol):
 A = TypeVar("A", bound=AnyAlert)
 Entry = TypeVar("Entry", bound="OpenAlert[Any]")
 StoreOutcome: TypeAlias = AlertOutcome | Literal["away"]
-"""What came of a change in the store; "away" if there is none, or it doesn't answer."""
+"""The outcome of a change in the store; "away" if there is none, or it doesn't answer."""
 
 
 class AlertStore:

@@ -1,4 +1,4 @@
-"""What agents were denied: which actions, how often, from where, and the last denials of each."""
+"""Denials of agents: actions, counts, addresses, and the last denials of each."""
 
 import time
 from collections import OrderedDict, deque
@@ -83,7 +83,7 @@ class _AgentDenials:
 
 
 class DenialLog:
-    """What the agents were denied in the last hour, in bounded memory.
+    """The denials of agents in the last hour, in bounded memory.
 
     The 2,000 agents that were denied last are remembered, each with 16 actions, the sum of all others, and its last ten
     denials. That is at most 24,000 bytes for an agent and 48 MB for all of them; with the short names of the hub's own

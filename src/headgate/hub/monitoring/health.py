@@ -42,7 +42,7 @@ class Health:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong, in sentences; nothing where all is well."""
+        """Problems, as sentences; none where all is well."""
         found = []
         if self.degraded:
             found.append("the store can't be reached")

@@ -101,7 +101,7 @@ class Stats:
         self.hold_denials: Final[Counter[tuple[str, str]]] = Counter()
         """Denied holds, by the level of the account and the resource that decided."""
         self.denials: Final = DenialLog(clock)
-        """What agents were denied."""
+        """The denials of agents."""
         self.violations = 0
         self.outages = 0
         # Microseconds of past outages, and when the present one began: one value, since other threads set it.

@@ -283,7 +283,7 @@ class AgentSockets:
     # What each frame does --------------------------------------------------------------------------------------------
 
     async def _answer(self, connection: _AgentConnection, frame: frames.ClientFrame) -> frames.ServerFrame:
-        """What a frame is answered. The frequent ones come first, since each case takes time."""
+        """The answer to a frame. The frequent ones come first, since each case takes time."""
         agent = connection.agent
         match frame:
             case frames.SessionSignal():

@@ -36,7 +36,7 @@ class ByteCounts(Protocol):
 
     @property
     def sent(self) -> int:
-        """Those of them that have left the hub."""
+        """The bytes that have left the hub."""
 
 
 class Socket:

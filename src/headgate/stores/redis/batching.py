@@ -55,7 +55,7 @@ class Log(Protocol):
 
 
 class ScriptRunner:
-    """What all calls of the script share, and where their outcome is reported: the breaker and the statistics.
+    """The shared parts of all calls of the script, to which their outcome is reported: the breaker and the statistics.
 
     `clock` is one for tests; without it the server's clock counts.
     """

@@ -1,4 +1,4 @@
-"""What is still to be booked in a server that was away: holds that were granted without it, and settled ones."""
+"""Bookings for a server that was away: holds that were granted or settled without it."""
 
 import logging
 import threading
@@ -40,7 +40,7 @@ class Booking:
         """The hold, or None."""
         self.make = make
         self.answer: Final = answer
-        """What was answered about the hold."""
+        """The answer about the hold."""
         self.until = until
         """When the lease of the hold is to end; 0 if that doesn't change."""
         self.renews: Final = renews
@@ -77,7 +77,7 @@ class Bookings:
         return len(self._waiting)
 
     def about(self, hold: Hashable) -> Sequence[Booking]:
-        """What waits about a hold: what comes later has to wait behind it."""
+        """The waiting bookings of a hold: later ones have to wait behind them."""
         return tuple(self._about.get(hold, ()))
 
     def add(self, booking: Booking) -> bool:

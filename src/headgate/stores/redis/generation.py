@@ -19,7 +19,7 @@ _LOST: Final = "the server has lost its data, or is another one"
 _MISSING: Final = "the server has lost its data, or is another, empty one"
 _PARTIAL: Final = "a part of the server's data is lost"
 _NEW: Final = "new:"
-"""What an id beside the changes begins with until it is beside the agents as well."""
+"""The prefix of an id beside the changes until it is beside the agents as well."""
 _REPLACE: Final = """
 if (redis.call('GET', KEYS[1]) or '') == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) end
 """
@@ -47,9 +47,9 @@ class RedisGeneration:
         self.beside_changes: Final = f"{start}{{{start}changes}}:generation"
         names = ("tokens", "owners", "names", "invitations", "changes")
         self.keys_of_agents: Final = (*[f"{agents}{name}" for name in names], self.beside_agents)
-        """Those of `AGENTS`."""
+        """The keys of `AGENTS`."""
         self.keys_of_changes: Final = (f"{start}changes", self.beside_changes)
-        """Those of `CHANGE_LOG`."""
+        """The keys of `CHANGE_LOG`."""
         self._expected = ""
         self.seen = DataVersion()
         self._reason = ""

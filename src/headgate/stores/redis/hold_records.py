@@ -1,4 +1,4 @@
-"""What is stored of a hold, as far as a reader needs it without its asks: see lua/holds.lua."""
+"""The stored record of a hold, as far as a reader needs it without its asks: see lua/holds.lua."""
 
 from struct import Struct, error, unpack_from
 from typing import Final, NamedTuple

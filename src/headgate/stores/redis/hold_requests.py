@@ -183,7 +183,7 @@ class HoldRequest(Request[HoldAnswer]):
         return plan.simple_settle if terms is None else plan.simple_hold, block + head + texts
 
     def _texts(self, root: bytes, terms: HoldTerms) -> bytes:
-        """What only a new hold has: how many may be open, its note and its shape."""
+        """The texts of a new hold alone: how many may be open, its note and its shape."""
         digest, shape = self._shape_to_store(root, terms)
         note = encode(terms.note)
         most = min(terms.most, MAX_OPEN_HOLDS)

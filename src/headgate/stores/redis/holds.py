@@ -56,7 +56,7 @@ Step: TypeAlias = Request[Any] | FindKeys | tuple[object, ...]
 
 
 class RedisHolds:
-    """What a `RedisStore` can do with holds."""
+    """The verbs of a `RedisStore` on holds."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class RedisHolds:
             raise self._away(error) from error
 
     def _away(self, error: ForeignData) -> StoreAway:
-        """What isn't ours is as good as away."""
+        """Foreign data counts as an outage."""
         self._log_foreign(error)
         return StoreAway(str(error))
 

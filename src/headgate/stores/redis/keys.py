@@ -169,7 +169,7 @@ class LimitCodec:
 
 
 class HoldPlan:
-    """What requests about holds have in common that depends on the names and the limits of their asks alone."""
+    """The part of requests about holds that depends on the names and the limits of their asks alone."""
 
     def __init__(self, keys: "Keys", asks: Sequence[Ask]) -> None:
         self.codecs: Final[list[LimitCodec]] = []

@@ -26,7 +26,7 @@ _FUNCTIONS: Final = {
     "lean_lua": part("lean.lua"),
     "decide_lua": "\n".join([part("shared.lua"), *map(_module, _MODULES), part("decide.lua")]),
 }
-"""What stands for each of them in plain.lua."""
+"""The words that stand for them in plain.lua."""
 
 
 def with_functions(text: str) -> str:

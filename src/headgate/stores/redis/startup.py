@@ -31,7 +31,7 @@ _START_AFTER: Final = 1.0  # seconds until a thread that could not be started is
 
 
 class Startup:
-    """What is left to do before a call."""
+    """The steps that are left before a call."""
 
     def __init__(self, runner: ScriptRunner) -> None:
         self._runner: Final = runner
