@@ -307,7 +307,9 @@ def _converted(given: dict[str, str], kind: type[msgspec.Struct]) -> Any:
         found = msgspec.convert(given, kind, strict=False)
     except MALFORMED as error:
         raise RequestError(400, "invalid", f"query: {explain(error)}") from error
-    for name, text in given.items():
-        if type(getattr(found, name)) is int and not _DIGITS.fullmatch(text):  # msgspec reads 1e1 as 10
+    for field in msgspec.structs.fields(kind):
+        name = field.encode_name
+        if type(getattr(found, field.name)) is int and not _DIGITS.fullmatch(given.get(name, "0")):
+            # msgspec reads 1e1 as 10
             raise RequestError(400, "invalid", f"query: Expected `int`, got `str` - at `$.{name}`")
     return found
