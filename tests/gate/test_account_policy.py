@@ -284,7 +284,7 @@ def test_f1_a_gate_that_remembers_changes_but_no_budgets_says_so(
     with MemoryStore(remember=None if file is None else tmp_path / file) as store:
         Gate(policy, store=store, remember=tmp_path / "changes.db").close()
         Gate(policy, store=store).close()
-    assert caplog.text.count("not what is spent of budgets") == warned
+    assert caplog.text.count("not the spending of budgets") == warned
 
 
 def test_f1_with_fewer_levels_an_agent_stays_with_the_account_above() -> None:

@@ -36,7 +36,7 @@ def add_resources(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_tool(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tool", metavar="TOOL", help="for what is done with one tool")
+    parser.add_argument("--tool", metavar="TOOL", help="limit one tool only")
 
 
 def given_limits(options: argparse.Namespace) -> dict[str, Any]:

@@ -37,8 +37,8 @@ def add(commands: Commands) -> None:
         commands,
         "accounts",
         "list accounts, or change their limits",
-        "List the accounts above the agents, each before those below it, with their limits: what is spent, held and "
-        "left, and when it resets.",
+        "List the accounts above the agents, each before those below it, with their limits: amounts "
+        "spent, held and left, and the time of the reset.",
         "headgate accounts",
         "headgate accounts --within acme",
         "headgate accounts set acme/search usd='500/calendar month'",

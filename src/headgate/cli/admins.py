@@ -20,7 +20,7 @@ def add(commands: Commands) -> None:
         commands,
         "admins",
         "list, add or remove admins",
-        "List who may administer or view the hub. With add, make a token with a name of its own; with remove, take the "
+        "List the admins and viewers of the hub. With add, make a token with a name of its own; with remove, take the "
         "role and the token away.",
         "headgate admins",
         "HEADGATE_ADMIN_TOKEN=$(headgate admins add ann --role admin)",

@@ -17,8 +17,8 @@ def add(commands: Commands) -> None:
     _CHANGES.add(
         commands,
         "changes",
-        "list who changed what",
-        "List the changes of limits, exemptions, blocks and roles, newest first: when, by whom, and what.",
+        "list the changes, with their authors",
+        "List the changes of limits, exemptions, blocks and roles, newest first, with time and author.",
         "headgate changes",
         "headgate changes --limit 10 --json",
     )
@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
         lambda _, answer: "\n".join(_report(answer)),
         "reload the policy file of the hub",
         "Reload the hub's policy file, from the next request on. A file with mistakes is refused, and nothing changes. "
-        "Lists what waits for a restart of the hub, and what has no effect because a stored change overrules it.",
+        "Lists the settings that wait for a restart of the hub, and the limits that a stored change overrules.",
         "headgate reload",
     )
 

@@ -26,8 +26,8 @@ def add(commands: Commands) -> None:
         "check",
         _check,
         "report mistakes in a policy file, and its changes",
-        "Report all mistakes in a policy file, its table [hub] included. If there are none, list what it changes from "
-        "the defaults. The environment, which takes precedence over [hub], is not taken into account.",
+        "Report all mistakes in a policy file, its table [hub] included. If there are none, list its "
+        "differences from the defaults. The environment, which takes precedence over [hub], is not taken into account.",
         "headgate policy check headgate.toml",
         json=True,
     )
@@ -38,14 +38,14 @@ def add(commands: Commands) -> None:
         _show,
         "print a complete policy",
         "Print the complete policy of a file, including all defaults, as TOML. With --effective, print the policy that "
-        "is in effect at a hub, and where each value comes from: the default, the file, or a change, by whom and when.",
+        "is in effect at a hub, with the source of each value: a default, the file, or a change with author and time.",
         "headgate policy show > headgate.toml",
         "headgate policy show headgate.toml --json",
         "headgate policy show --effective",
         json=True,
     )
     show.add_argument("file", metavar="FILE", nargs="?", help="policy file in TOML (default: the default policy)")
-    show.add_argument("--effective", action="store_true", help="ask a hub what is in effect there, and why")
+    show.add_argument("--effective", action="store_true", help="the values in effect at a hub, and their sources")
     add_hub_options(show)
 
 

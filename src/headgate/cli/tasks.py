@@ -32,7 +32,7 @@ def add(commands: Commands) -> None:
         "Queue a task. An idle agent that isn't rate limited gets it.",
         """headgate tasks push '{"url": "https://example.org"}'""",
     )
-    verb.add_argument("payload", type=json_text, metavar="JSON", help="what the agent gets: any JSON")
+    verb.add_argument("payload", type=json_text, metavar="JSON", help="payload for the agent: any JSON")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

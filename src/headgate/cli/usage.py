@@ -21,8 +21,8 @@ def add(commands: Commands) -> None:
         commands,
         "usage",
         _run,
-        "show what accounts have used",
-        "Show what was used in an account, or in all, added up by resource and by what --by names: day or month; "
+        "show the usage of accounts",
+        "Show the usage of one account, or of all, by resource and by the groups of --by: day or month; "
         "account, or a level above the agents, such as team; agent; tool. Usage is kept for 13 months.",
         "headgate usage",
         "headgate usage acme --from 2026-11-01 --by day,agent",

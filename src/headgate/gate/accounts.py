@@ -155,7 +155,7 @@ def parse_account_limit(
     except InvalidInput as error:
         raise InvalidInput(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
     if len({part.identity for part in counted}) < len(counted):
-        refuse(where, "each budget once: what is spent belongs to all amounts", given)
+        refuse(where, "each budget once: spending counts against all its amounts", given)
     if resource in _MONEY and not recorded and not any([isinstance(part, Budget) for part in counted]):
         _refuse_like_budget(where, limits)
     return AccountLimit("; ".join([_written(resource, part, zone) for part in checked]), counted)

@@ -66,7 +66,7 @@ class Gate(GateAccounts, Closable):
         memory = in_process(opened)
         if remember is not None and memory is not None and memory.file is None and rules.accounts.has_budgets:
             _log.warning(
-                "Gate remember: changes are remembered, but not what is spent of budgets: for that, pass"
+                "Gate remember: changes are remembered, but not the spending of budgets: for that, pass"
                 " store=MemoryStore(remember=…) with a file of its own"
             )
         self._unsubscribe_store: Final = (

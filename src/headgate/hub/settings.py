@@ -147,9 +147,7 @@ class HubSettings:
     port: int = _setting(8080, "port to listen on; 0 for any free port", _whole(0, 65535))
     data: Path | None = _setting(Path("headgate-data"), "data directory", _PATH)
     store: str = _setting("", "redis:// URL of a Redis or Valkey server shared by several hubs", _STORE, shown=False)
-    registration: str = _setting(
-        "open", "who may register an agent: open, invitation or closed", _choice(*REGISTRATION)
-    )
+    registration: str = _setting("open", "registration of agents: open, invitation or closed", _choice(*REGISTRATION))
     admin_token: str = _setting("", "the admin's token; by default created at the first start", _TOKEN, secret=True)
     admin_token_file: Path | None = _setting(None, "file with the admin's token", _PATH)
     viewer_token: str = _setting("", "token for read-only access to the dashboard", _TOKEN, secret=True)

@@ -42,7 +42,7 @@ class AllOf(Limit):
         self._parts: Final = tuple(parts)
         shared = [part for part in parts if part.shares_counts]
         if len({part.identity for part in shared}) < len(shared):
-            refuse("AllOf", "each budget once, and slots once: what is used belongs to all amounts", self)
+            refuse("AllOf", "each budget once, and slots once: usage counts against all their amounts", self)
         self._pieces: Final[tuple[Limit, ...]] = self._parts if shared else (self,)
         costly = [part for part in parts if part.counts_costs]
         for part in costly:

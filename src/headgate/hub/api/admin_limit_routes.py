@@ -221,10 +221,10 @@ _LIMITS: Final = "/api/admin/rate-limits"
 ROUTES: Final = (
     admin_route("GET", _LIMITS, _rate_limits, "all defaults and overrides"),
     admin_route("PUT", f"{_LIMITS}/defaults", _set_defaults, "change the defaults", body=NewLimits),
-    admin_route("DELETE", f"{_LIMITS}/defaults", _remove_defaults, "put the defaults back to what the policy says"),
+    admin_route("DELETE", f"{_LIMITS}/defaults", _remove_defaults, "put the defaults back to those of the policy"),
     admin_route(
         "DELETE", f"{_LIMITS}/defaults/{{tier}}", _remove_defaults,
-        "put the default of a tier, or of sessions, back to what the policy says",
+        "put the default of a tier, or of sessions, back to that of the policy",
     ),
     admin_route("PUT", f"{_LIMITS}/{{agent}}", _set_override, "give an agent limits of its own", body=NewLimits),
     admin_route("DELETE", f"{_LIMITS}/{{agent}}", _remove_override, "put an agent back to the defaults"),

@@ -73,7 +73,7 @@ async def _remove_role(call: Call, operators: Operators) -> AgentRole:
 _ADMINS: Final = "/api/admin/admins"
 _ROLE: Final = "/api/admin/agents/{agent}/role"
 ROUTES: Final = (
-    admin_route("GET", _ADMINS, _admins, "all admins and viewers, and who made them"),
+    admin_route("GET", _ADMINS, _admins, "all admins and viewers, with the admins that made them"),
     admin_route("POST", _ADMINS, _add, "register an admin or viewer, by name", body=NewAdmin, status=201),
     admin_route(
         "DELETE", f"{_ADMINS}/{{agent}}", _remove,

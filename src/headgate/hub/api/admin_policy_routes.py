@@ -136,7 +136,7 @@ ROUTES: Final = (
         "POST", "/api/admin/check", _check,
         "decide a request as if the agent had made it, and count it", body=NewCheck,
     ),
-    admin_route("GET", "/api/admin/changes", _changes, "who changed what and when, newest first", query=ChangesPage),
+    admin_route("GET", "/api/admin/changes", _changes, "the changes, newest first", query=ChangesPage),
     admin_route("GET", "/api/admin/policy", _policy, "every value of the policy in effect, and where it comes from"),
     admin_route("POST", "/api/admin/reload", _reload, "reload the policy file"),
 )  # fmt: skip

@@ -78,7 +78,7 @@ async def _totals(call: Call, gate: Gate) -> tuple[date, date, tuple[str, ...], 
 ROUTES: Final = (
     admin_route(
         "GET", "/api/admin/usage", _usage,
-        "what was used, added up by resource and other groups", query=UsageQuery,
+        "usage, added up by resource and other groups", query=UsageQuery,
     ),
     admin_route("GET", "/api/admin/usage.csv", _usage_csv, "the same as CSV", query=UsageQuery, media=_CSV),
 )  # fmt: skip

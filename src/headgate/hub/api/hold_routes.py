@@ -359,7 +359,7 @@ ROUTES: Final = (
     ),
     Route(
         "POST", f"{_PATH}/settle", "post_hold_settle", Access.PROGRAM, _settle,
-        "end a hold, and count what was used", body=HoldSettlement, query=ForAgent, denial=DeniedHoldBody,
+        "end a hold, and count the used costs", body=HoldSettlement, query=ForAgent, denial=DeniedHoldBody,
         body_required=False,
     ),
     Route(
@@ -368,10 +368,10 @@ ROUTES: Final = (
     ),
     Route(
         "POST", f"{_PATH}/cancel", "post_hold_cancel", Access.PROGRAM, _cancel,
-        "end a hold, and give back all that it has reserved", query=ForAgent, denial=DeniedHoldBody,
+        "end a hold, and give back its reservation", query=ForAgent, denial=DeniedHoldBody,
     ),
     Route(
         "GET", "/v1/accounts/{path}", "get_account", Access.PROGRAM, _account,
-        "an account on the caller's path: its limits, and what is spent, held and left", query=AccountQuery,
+        "an account on the caller's path: its limits, with amounts spent, held and left", query=AccountQuery,
     ),
 )  # fmt: skip

@@ -42,9 +42,7 @@ _EVAL: Final = ("EVAL", SOURCE)
 _SERVER_TIME: Final = [b"", b"0"]
 _EXPIRY_MARGIN: Final = b"600000"  # with a clock for tests: the server's own must not drop keys
 
-_STEPPED_BACK: Final = (
-    "the server's clock has stepped back by a second or more: what was counted starts again from the new time"
-)
+_STEPPED_BACK: Final = "the server's clock has stepped back by a second or more: counts start again from the new time"
 _log = logging.getLogger("headgate")
 
 

@@ -144,7 +144,7 @@ class Bookings:
             if booking.renews and isinstance(answer, HoldError):
                 _log.warning("a lease ended, or was ended, before it could be renewed in the store: %s", answer)
             elif isinstance(answer, BaseException) and not self._is_expected(booking, answer):
-                _log.error("what was decided while the store was away can't be booked: %s", answer)
+                _log.error("a decision made while the store was away can't be booked: %s", answer)
             done += 1
         for booking in some[done:]:
             booking.sent = True

@@ -104,7 +104,9 @@ class RedisStore(RedisHolds, Closable):
         executor = RequestExecutor(keys, clients, runner, seconds)
         holds_fallback = Fallback(on_failure_holds, nodes, self._fallback.memory, "on_failure_holds")
         if not clients.for_threads and not holds_fallback.closed:
-            refuse("RedisStore", "a client for threads with on_failure_holds: a thread books what has passed", where)
+            refuse(
+                "RedisStore", "a client for threads with on_failure_holds: a thread books the holds of an outage", where
+            )
         self._bookings: Final = Bookings(executor, lambda: self._breaker.down, closed=not clients.for_threads)
         outage = HoldOutage(holds_fallback, keys, self.clock, self._bookings)
         super().__init__(keys, clients, caches, executor, outage, self._log_error)
