@@ -58,7 +58,7 @@ class RequestLimits:
     Its response gets the headers of the one that binds: it has denied the request, or lets the fewest more pass.
     """
 
-    __slots__ = ("_left", "counted", "headers", "middleware_adds_headers", "refunds", "response_started", "settings")
+    __slots__ = ("_bound", "counted", "headers", "middleware_adds_headers", "refunds", "response_started", "settings")
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class RequestLimits:
         *,
         middleware_adds_headers: bool = True,
         headers: HeaderList | None = None,
-        left: float = inf,
+        bound: tuple[Decision, ExactCost] | None = None,
     ) -> None:
         self.settings = settings
         self.middleware_adds_headers: Final = middleware_adds_headers
@@ -77,13 +77,12 @@ class RequestLimits:
         """By dependencies."""
         self.refunds: list[Flow[object, None]] = []
         """Of those that have let it pass, in case that another one denies it."""
-        self._left = left  # how many more requests the limit of these headers lets pass
+        self._bound = bound  # the decision that these headers are of, and the cost: what it leaves is rarely asked
 
     def add(self, decision: Decision, cost: ExactCost, headers: HeaderList) -> None:
         """Note a decision on a request of this cost, and its headers."""
-        left = more_requests(decision, cost) if decision else -1
-        if not decision or (headers and left < self._left):
-            self._left, self.headers = left, headers
+        if not decision or (headers and _requests_left((decision, cost)) < _requests_left(self._bound)):
+            self._bound, self.headers = (decision, cost), headers
 
     def sender(self, send: Send) -> Send:
         """A `send` that adds the headers to the response."""
@@ -95,6 +94,12 @@ class RequestLimits:
             return send(message)
 
         return send_with_headers
+
+
+def _requests_left(bound: tuple[Decision, ExactCost] | None) -> float:
+    if bound is None:
+        return inf
+    return more_requests(*bound) if bound[0] else -1
 
 
 def join_limits(scope: MutableMapping[str, Any], settings: ApplicationSettings) -> tuple[RequestLimits, bool]:

@@ -3,7 +3,6 @@
 from typing import Final, Unpack
 
 from headgate.edges.application import SCOPE_KEY, RequestLimits, join_limits
-from headgate.edges.costs import more_requests
 from headgate.edges.counters import FastPath, address_key
 from headgate.edges.guard import DenialResponse, Guard, LimitGiven, Options
 from headgate.edges.lifespan import run_lifespan
@@ -105,8 +104,7 @@ class RateLimitMiddleware:
             counter, check, cost, write_headers = fast_path
             decision = check(key, cost)
             if decision:
-                headers, left = write_headers(decision), more_requests(decision, cost)
-                limits = RequestLimits(guard.settings, headers=headers, left=left)
+                limits = RequestLimits(guard.settings, headers=write_headers(decision), bound=(decision, cost))
                 scope[SCOPE_KEY], send = limits, limits.sender(send)
                 try:
                     await self._app(scope, receive, send)
