@@ -350,6 +350,29 @@ def test_an_answer_that_drips_is_waited_for_no_longer_than_one_that_does_not_com
     assert 1020 <= clock.now() / 1_000_000 <= 1025
 
 
+class HtmlTransport(httpx.BaseTransport):
+    """A proxy that answers with a page of its own, piece by piece as from a socket."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, stream=Page())
+
+
+class Page(httpx.SyncByteStream):
+    def __iter__(self) -> Iterator[bytes]:
+        yield b"<html>"
+        yield b"</html>"
+
+
+def test_an_answer_that_is_none_of_a_hub_says_where_it_is_from() -> None:
+    http = httpx.Client(transport=HtmlTransport())
+    client = SyncHoldClient("http://127.0.0.1:1", "token", clock=SkippingClock(), retry_within=0, http=http)
+    with (
+        client,
+        pytest.raises(HubUnavailable, match=r"http://127.0.0.1:1/v1/holds: expected the answer of a headgate hub"),
+    ):
+        client.hold({"usd": 1})
+
+
 async def test_a_settlement_that_fails_does_not_hide_the_error_of_the_block(
     hub: Running, token: str, caplog: pytest.LogCaptureFixture
 ) -> None:

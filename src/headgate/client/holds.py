@@ -319,7 +319,7 @@ class SyncHoldClient(HoldClientFlows):
             return str(error) or repr(error)
 
     def _send(self, step: SendRequest) -> httpx.Response:
-        """Send a request, and read the answer within its time: httpx counts each read alone."""
+        """Send a request, and read the answer within its time: httpx counts each read alone, and so the headers'."""
         end = self._clock.now() + round(step.seconds * 1_000_000)
         with self._http.stream(**self._request(step)) as response:
             if response.is_stream_consumed:  # it came as a whole, from a transport of the program's own
@@ -329,4 +329,6 @@ class SyncHoldClient(HoldClientFlows):
                 body.append(part)
                 if self._clock.now() >= end:
                     raise httpx.ReadTimeout(f"no whole answer within {step.seconds:g} seconds")
-            return httpx.Response(response.status_code, headers=response.headers, content=b"".join(body))
+            return httpx.Response(
+                response.status_code, headers=response.headers, content=b"".join(body), request=response.request
+            )
