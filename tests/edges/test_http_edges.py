@@ -9,7 +9,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy, RedisStore
+from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy, RedisStore, StoreAway
 from headgate.edges.asgi import RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.wsgi import RateLimitMiddleware as WsgiMiddleware
 from headgate.http import ProblemDetails
@@ -65,6 +65,23 @@ def test_b3_by_default_each_address_is_limited_and_a_denial_says_when_to_retry(e
         clock.advance(0.001)
         assert client.get("/").text == "hello"
     assert len(app.served) == 3
+
+
+def test_a_handler_that_fails_in_an_outage_has_crashed() -> None:
+    limiter = Limiter("5/hour")
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise StoreAway("nobody there")
+
+    def wsgi_app(environ: Any, start_response: Any) -> list[bytes]:
+        raise StoreAway("nobody there")
+
+    with served(RateLimitMiddleware(app, limiter, refund_crashes=True, key=lambda request: "a")) as client:
+        assert client.get("/").status_code == 503
+    crashing = WsgiMiddleware(wsgi_app, limiter, refund_crashes=True, key=lambda request: "b")
+    with serving_wsgi(crashing) as at, client_at(at) as client:
+        assert client.get("/").status_code == 503
+    assert [limiter.peek(key).remaining for key in "ab"] == [5, 5]
 
 
 @pytest.mark.parametrize("options", [{}, {"settle": lambda request, response: 2}])

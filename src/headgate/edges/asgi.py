@@ -135,6 +135,8 @@ class RateLimitMiddleware:
             try:
                 await self._app(scope, receive, send)
             except (RateLimited, StoreAway) as error:
+                if response is not None and isinstance(error, StoreAway):
+                    await response.end(crashed=True)
                 await self._answer(error, limits, scope, send)
         except BaseException as error:
             if response is not None:

@@ -84,6 +84,8 @@ class RateLimitMiddleware:
             except (RateLimited, StoreAway) as error:
                 if limits.response_started:
                     raise
+                if response is not None and isinstance(error, StoreAway):
+                    response.end(crashed=True)
                 limits.headers = []  # they tell of limits that have let it pass
                 parts = _deny(drive(guard.denial_of(request, error), reject_awaitable), environ, start_response)
         except BaseException as error:
