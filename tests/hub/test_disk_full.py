@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headgate import RedisStore
+from headgate import MemoryStore, RedisStore
 from headgate.gate.changes import override
 from headgate.hub.api.routes import ROUTES
 from headgate.stores.base import Change, DataVersion
@@ -234,6 +234,14 @@ def test_health_recovers_by_itself_though_nobody_writes(hub: Program) -> None:
         assert (limits.status_code, limits.json()["error"]) == (503, "unavailable")
         assert health(hub)[1] == "failing"
     wait_for(lambda: health(hub) == ("ok", "ok", []), "the probe of the disk")
+
+
+def test_the_file_of_a_store_that_the_program_has_made_is_watched_too(tmp_path: Path) -> None:
+    with MemoryStore(remember=tmp_path / "limits.db") as store, running(store=store) as hub, hub.http("") as anyone:
+        assert store.file is not None
+        store.file.failure = "disk full"
+        assert anyone.get("/health").json()["problems"] == ["the disk can't be written: disk full"]
+        wait_for(lambda: not anyone.get("/health").json()["problems"], "the probe of the file")
 
 
 def test_a_probe_that_fails_again_and_again_is_logged_once(tmp_path: Path, logged: list[Any]) -> None:

@@ -43,8 +43,10 @@ T = TypeVar("T")
 class HubError(HeadgateError):
     """A hub didn't answer (`status` is 0), or refused a request."""
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, code: str = "") -> None:
+        """`code` is the hub's word for the error."""
         self.status: Final = status
+        self.code: Final = code
         super().__init__(text)
 
 
@@ -422,7 +424,7 @@ class HubApi:
         elif not detail:  # a proxy's, or that of another server: what the status means for a hub doesn't count
             detail = f"expected the answer of a headgate hub, got HTTP status {status}; is the address right?"
             status = 0
-        raise HubError(status, f"{self.url}: {detail}")
+        raise HubError(status, f"{self.url}: {detail}", str(problem.get("error", "")))
 
     def _raise_unreachable(self, error: Exception) -> NoReturn:
         import ssl

@@ -74,7 +74,7 @@ def _register(options: argparse.Namespace) -> int:
     try:
         answer = hub.register(options.agent, **_account(options))
     except HubError as error:
-        if error.status == 409:  # the name is taken
+        if error.code == "exists":
             raise HubError(409, f"{error}; headgate rotate {shlex.quote(options.agent)} gives it a new token") from None
         raise
     print_token(options, hub, answer, note)

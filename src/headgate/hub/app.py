@@ -58,7 +58,7 @@ from headgate.hub.tasks.scheduler import Scheduler
 from headgate.hub.tasks.task import Task
 from headgate.limits.clock import MonotonicClock
 from headgate.stores.base import HubStore, ServerStore, SharedStore, Store
-from headgate.stores.memory import MemoryStore
+from headgate.stores.memory import MemoryStore, in_process
 from headgate.stores.memory_file import MemoryFile
 from headgate.stores.sqlite import SqliteChangeLog
 from headgate.stores.urls import aclose_store, is_memory, open_store
@@ -184,6 +184,9 @@ class Hub:
             else:
                 store = open_store("store", settings.store, **policy.store_options)
             self._exit_stack.push_async_callback(aclose_store, store)
+        memory = in_process(store)
+        if memory is not None and memory.file is not None:
+            self._files.append(memory.file)
         self.store, self.clock, self.store_guard = store, store.clock, StoreGuard(self.database, store)
 
     def _memory_store(self) -> MemoryStore:
@@ -194,7 +197,6 @@ class Hub:
         # The directory is locked; so the file needn't be, and can be backed up.
         remembered = MemoryFile(file, round(MonotonicClock().wall() * 1_000_000), readable=True)
         make_private(file)
-        self._files.append(remembered)
         return MemoryStore(remember=remembered)
 
     def _open_gate(self) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Coroutine, Mapping
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -307,9 +307,15 @@ def _converted(given: dict[str, str], kind: type[msgspec.Struct]) -> Any:
         found = msgspec.convert(given, kind, strict=False)
     except MALFORMED as error:
         raise RequestError(400, "invalid", f"query: {explain(error)}") from error
-    for field in msgspec.structs.fields(kind):
-        name = field.encode_name
-        if type(getattr(found, field.name)) is int and not _DIGITS.fullmatch(given.get(name, "0")):
-            # msgspec reads 1e1 as 10
+    for name, field in _field_names(kind) if given else ():
+        if type(getattr(found, field)) is int and not _DIGITS.fullmatch(
+            given.get(name, "0")
+        ):  # msgspec reads 1e1 as 10
             raise RequestError(400, "invalid", f"query: Expected `int`, got `str` - at `$.{name}`")
     return found
+
+
+@cache
+def _field_names(kind: type[msgspec.Struct]) -> list[tuple[str, str]]:
+    """The fields of a structure: as they are called in a query, and in the structure."""
+    return [(field.encode_name, field.name) for field in msgspec.structs.fields(kind)]

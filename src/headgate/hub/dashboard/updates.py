@@ -66,7 +66,7 @@ class Snapshot(Struct, tag_field="type", tag="snapshot"):
     account_alerts: list[AccountAlert]
     """Only admins see accounts, and get their alerts."""
     accounts: list[AccountCard]
-    """The alerts that were read so far."""
+    """The accounts that were read so far."""
     more_accounts: int
     """The number of accounts not shown: only 500 are, those of which the largest share is used."""
     accounts_age: int
