@@ -116,6 +116,7 @@ SOME_SLOTS = "expected slots, such as '5 in flight'"
             {"usd": ["1/hour", "2.5usd per 3 hours burst 4"]},
             f"usd: {A_RATE} (leave out the unit: '2.5 per 3 hours burst 4')",
         ),
+        ({"usd": "5 usd per month"}, f"usd: {A_RATE} (leave out the unit: '5/calendar month'), got '5 usd per month'"),
         ({"usd": "5 usd/calendar day; five"}, f"usd: {A_RATE}, got 'five'"),
         ({"slots": "5 slots/minute"}, f"slots: {SOME_SLOTS}, got"),
         ({"usd": "600"}, f"usd: {A_RATE}, got '600'"),

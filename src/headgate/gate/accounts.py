@@ -145,7 +145,7 @@ def parse_account_limit(
         refuse(where, expected, given)
     limits = [given] if isinstance(given, str | Limit) else list(given)
     if resource != SLOTS:
-        expected += _hint_of_unit(limits)
+        expected += _hint_of_unit(resource, limits)
     try:
         parts = [part for one in limits for part in _parts(where, one, unit, expected, unnamed or zone)]
         if parts == [UNLIMITED]:
@@ -161,13 +161,17 @@ def parse_account_limit(
     return AccountLimit("; ".join([_written(resource, part, zone) for part in checked]), counted)
 
 
-def _hint_of_unit(limits: Iterable[object]) -> str:
+def _hint_of_unit(resource: str, limits: Iterable[object]) -> str:
     """The text to write instead of a rate with a unit."""
     for part in [part for one in limits for part in re.split(r"[;,|]", str(one))]:
         rate = _RATE_WITH_UNIT.fullmatch(part.strip())
         if rate is not None:
             amount, rest = rate.groups()
-            return f" (leave out the unit: '{amount}{'' if rest.startswith('/') else ' '}{rest}')"
+            text = f"{amount}{'' if rest.startswith('/') else ' '}{rest}"
+            like = _LIKE_BUDGET.fullmatch(text) if resource in _MONEY else None
+            if like is not None:
+                text = f"{amount}/calendar {_PERIODS[like['period'][0].lower()][0]}"
+            return f" (leave out the unit: '{text}')"
     return ""
 
 
