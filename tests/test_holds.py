@@ -396,6 +396,46 @@ def test_a_hold_that_nobody_has_any_more_keeps_its_slot_for_one_lease(clock: Man
     assert limiter.peek("a")
 
 
+def test_a_block_that_is_interrupted_as_it_begins_is_not_renewed(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limiter, added = make("1 in flight", clock), []
+    hold, add = limiter.hold("a", lease=30), RENEWERS.add
+
+    def interrupted(store: Any, renewal: Any) -> None:
+        add(store, renewal)
+        added.append(renewal)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RENEWERS, "add", interrupted)
+    with pytest.raises(KeyboardInterrupt), hold:
+        raise AssertionError("the block must not run")
+    renewer = RENEWERS._running.get(id(limiter.store))
+    assert renewer is None or not renewer.renews()
+    clock.advance(30)
+    assert limiter.peek("a")
+    assert len(added) == 1
+
+
+def test_the_handle_that_is_renewed_knows_of_a_longer_lease(clock: ManualClock) -> None:
+    limiter = make("1 in flight", clock)
+    with limiter.hold("a", lease=30) as hold:
+        hold.extend(lease=3600)
+        assert hold._block is not None
+        clock.advance(3000)
+        assert hold._block.hold.lease_left == 600
+
+
+def test_a_hold_that_was_made_before_is_ended_by_the_terms_that_it_was_made_with(clock: ManualClock) -> None:
+    limiter = make("10 usd in all", clock)
+    limiter.hold("a", 5, hold_id="one")
+    again = limiter.hold("a", 5, hold_id="one", on_expiry="release")
+    again.use(3)
+    with pytest.raises(ZeroDivisionError), again:
+        _ = 1 / 0
+    assert left(limiter) == 5
+
+
 def test_a_block_is_renewed_up_to_its_age(clock: ManualClock) -> None:
     limiter = make("1 in flight", clock)
     with limiter.hold("a", lease=30, max_age=15) as hold:
@@ -599,7 +639,11 @@ def test_what_is_spent_is_rounded_up_where_it_has_too_many_decimals(clock: Manua
         hold.use(Decimal("0.1"))
         with pytest.raises(InvalidInput, match="cost: expected a number with at most 6 decimals"):
             hold.extend(0.1 + 0.2)  # what is reserved is chosen
-    assert limiter.peek("a").left == Decimal("9.699999") - Decimal("0.433335")
+    assert limiter.peek("a").left == Decimal("9.699999") - Decimal("0.433334"), "the sum is exact, and rounded up once"
+    with limiter.hold("a", 1) as stream:
+        for _ in range(1000):
+            stream.use(1.5e-7)
+    assert limiter.peek("a").left == Decimal("9.266665") - Decimal("0.000150")
     other = make("10 in all", clock).hold("a", 3)
     for wrong in (1.5, "1.5", Decimal("1.5")):
         with pytest.raises(InvalidInput, match="cost: expected a whole number"):

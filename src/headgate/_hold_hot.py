@@ -6,6 +6,7 @@ coroutine that is cancelled throws into its awaitable in a way that Python 3.12 
 
 import logging
 from collections.abc import Coroutine, Mapping
+from math import ceil
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -89,7 +90,7 @@ class Hold:
         self._state: HoldState = answer.state
         self._costs: tuple[int, ...] = answer.costs
         self._ends: i64 = called + answer.left  # never later than in the store
-        self._used: tuple[int, ...] | None = None  # for each ask; _UNUSED: its resource wasn't named
+        self._used: tuple[Any, ...] | None = None  # exactly, for each ask; _UNUSED: its resource wasn't named
         self._release = False  # at the end of its lease; not known of a hold that was found
         self._lost = False
         self._block: BlockLease[Hold] | None = None
@@ -149,7 +150,7 @@ class Hold:
     def use(self, cost: object = 1) -> None:
         """Add to what `settle` counts, from any thread. It is a sum in this process: nothing is asked of the store.
 
-        A cost with more decimals than the limit counts is rounded up, as it is by `settle`: it is spent already.
+        It is exact: a cost may have more decimals than the limit counts. `settle` rounds the sum up.
         """
         if not self._is_unsettled():
             raise HoldError(
@@ -228,7 +229,7 @@ class Hold:
     def _settled(self, cost: object) -> tuple[int, ...] | None:
         if cost is None:
             return self._used_or_reserved() if self._used is not None or not self._is_unsettled() else None
-        costs = self._owner.read_costs(cost, self._used_or_reserved(), spent=True)
+        costs = _rounded_up(self._owner.read_costs(cost, self._used_or_reserved(), spent=True))
         if costs != self._costs:
             _refuse_too_much(costs, cost)
         if self and not self._is_unsettled() and costs != self._costs:  # known even while the store is away
@@ -239,7 +240,8 @@ class Hold:
         """The used cost of each ask that was used at all, and the reserved cost of the others."""
         if self._used is None or not self._is_unsettled():
             return self._costs
-        return tuple([one if used == _UNUSED else used for one, used in zip(self._costs, self._used, strict=True)])
+        exact = [one if used == _UNUSED else used for one, used in zip(self._costs, self._used, strict=True)]
+        return _rounded_up(tuple(exact))
 
     def _is_unsettled(self) -> bool:
         return self._state == OPEN or self._state == EXPIRED
@@ -268,10 +270,11 @@ class Hold:
             if answer.costs != self._costs:
                 self._costs = answer.costs
                 self._asks = with_costs(self._asks, answer.costs)
-                if self._block is not None:
-                    self._block.hold._asks = self._asks
             if answer.left:
                 self._ends = called + answer.left
+            if self._block is not None:  # the handle that is renewed goes by the same
+                self._block.hold._asks = self._asks
+                self._block.hold._ends = self._ends
         return answer.decision
 
     # As a context manager --------------------------------------------------------------------------------------------
@@ -285,8 +288,14 @@ class Hold:
         answer = HoldAnswer(self._decision, self._state, self._costs, 0)
         renewed = Hold(self._owner, self._asks, self._id, self._lease, answer, self._called, self._max_age)
         renewed._ends = self._ends
-        self._block = BlockLease(renewed)
-        RENEWERS.add(self._store, self._block.renewal)
+        block = BlockLease(renewed)
+        self._block = block
+        try:
+            RENEWERS.add(self._store, block.renewal)
+        except BaseException:  # interrupted: no block runs that would end it
+            RENEWERS.remove(self._store, block.renewal)
+            self._block = None
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -340,7 +349,7 @@ class Hold:
         if self._used is None:
             return None
         counted = (0,) * len(self._costs) if self._release else self._costs
-        costs = tuple(map(max, counted, self._used))
+        costs = tuple(map(max, counted, _rounded_up(self._used)))
         return None if costs == counted else costs
 
     def _lose(self) -> None:
@@ -437,7 +446,7 @@ class LocalHold(Hold):
                 if local.whole and type(cost) is int and 0 <= cost <= LARGEST:
                     units = cost
                 else:
-                    units = local.owner.read_costs(cost, (held.cost,), spent=True)[0]
+                    units = _rounded_up(local.owner.read_costs(cost, (held.cost,), spent=True))[0]
                     if units != held.cost:
                         _refuse_too_much((units,), cost)
             decision = local.holds.settle_one(held, units, SETTLED, local.store.now(), local.low)
@@ -508,7 +517,7 @@ def local_holds(
     return LocalHolds(owner, memory, name, limit, low, waiting)
 
 
-def _refuse_too_much(costs: tuple[int, ...], cost: object) -> None:
+def _refuse_too_much(costs: tuple[Any, ...], cost: object) -> None:
     for one in costs:
         if one > LARGEST:
             refuse("cost", f"at most {LARGEST} in all", cost)
@@ -544,5 +553,10 @@ def _span(where: str, seconds: object, most: int | None = None) -> int:
     return microseconds(where, seconds, most)
 
 
-def _sum(used: int, more: int) -> int:
+def _sum(used: Any, more: Any) -> Any:
     return used if more == _UNUSED else max(used, 0) + more
+
+
+def _rounded_up(costs: tuple[Any, ...]) -> tuple[int, ...]:
+    """Costs that were added up exactly, as limits count them."""
+    return tuple([ceil(one) for one in costs])

@@ -1,6 +1,6 @@
 """The makers of holds: limiters and gates."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from headgate.errors import RateLimited
 from headgate.limits.decision import Decision
@@ -17,11 +17,11 @@ class HoldOwner(Protocol):
     def low(self) -> int:
         """The share of the capacity, in thousandths, below which a decision warns."""
 
-    def read_costs(self, cost: object, unnamed: tuple[int, ...], *, spent: bool = False) -> tuple[int, ...]:
+    def read_costs(self, cost: object, unnamed: tuple[Any, ...], *, spent: bool = False) -> tuple[Any, ...]:
         """The cost of each ask, in smallest units, from what a caller gives: 0 or more.
 
         Of an ask for a resource that the caller doesn't name, it is what `unnamed` has in its place. What is `spent`
-        already is rounded up, if it has more decimals than the limit counts.
+        already may be a Fraction: it can have more decimals than the limit counts. All other costs are whole.
         """
 
     def denial(self, key: str, decision: Decision) -> RateLimited:

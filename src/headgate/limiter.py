@@ -19,7 +19,7 @@ from headgate.holds import (
 from headgate.lifecycle import Closable
 from headgate.limits.decision import Decision, Limit
 from headgate.limits.notation import LimitLike, denial_error, limit_of
-from headgate.limits.numbers import Cost, Number, cost_in, permille, whole
+from headgate.limits.numbers import Cost, Number, cost_in, permille, spent_in, whole
 from headgate.stores.base import Store, Verb
 from headgate.stores.holds import HoldStore
 from headgate.stores.memory import MemoryStore
@@ -251,8 +251,8 @@ class LimiterHolds:
             refuse("Limiter.hold", "a store that can hold (headgate.stores.holds.HoldStore)", self._store)
         return self._store
 
-    def read_costs(self, cost: object, unnamed: tuple[int, ...], *, spent: bool = False) -> tuple[int, ...]:
-        return (cost_in(self._decimals, cost, zero=True, round_up=spent),)
+    def read_costs(self, cost: object, unnamed: tuple[Any, ...], *, spent: bool = False) -> tuple[Any, ...]:
+        return (spent_in(self._decimals, cost) if spent else cost_in(self._decimals, cost, zero=True),)
 
     def denial(self, key: str, decision: Decision) -> RateLimited:
         return denial_error(key, decision)

@@ -25,7 +25,7 @@ from headgate.limits.decision import Decision, Limit
 from headgate.limits.fixed import UNLIMITED
 from headgate.limits.meter import Meter
 from headgate.limits.notation import parse
-from headgate.limits.numbers import LARGEST, cost_in
+from headgate.limits.numbers import LARGEST, cost_in, spent_in
 from headgate.limits.units import BUILT_IN
 from headgate.stores.base import Ask
 from headgate.stores.holds import ListedHold
@@ -107,15 +107,15 @@ class AccountAsks:
         """The note of a hold, to make its asks again: all that neither its key nor its id tells."""
         return f"{self._between}\t{self.tool}\t{session}"
 
-    def costs_of(self, given: object, unnamed: Sequence[int] | None = None, *, spent: bool = False) -> tuple[int, ...]:
+    def costs_of(self, given: object, unnamed: Sequence[Any] | None = None, *, spent: bool = False) -> tuple[Any, ...]:
         """Costs of the resources in smallest units. Those that aren't named cost what `unnamed` says, or nothing.
 
-        A new hold, for which `unnamed` is None, makes one request. What is `spent` already is rounded up.
+        A new hold, for which `unnamed` is None, makes one request. What is `spent` already may be a Fraction.
         """
         if type(given) is not dict and not isinstance(given, Mapping):
             expected = 'costs by resource, such as {"tokens": 1200}'
             refuse("cost", expected, given)
-        costs = list(self._one_request if unnamed is None else unnamed)
+        costs: list[Any] = list(self._one_request if unnamed is None else unnamed)
         places = self._places
         for resource, cost in given.items():
             name: str = resource if type(resource) is str else plain_name(resource)
@@ -129,20 +129,21 @@ class AccountAsks:
                 costs[place] = cost
                 continue
             try:
-                costs[place] = cost_in(decimals, cost, zero=unnamed is not None or name != REQUESTS, round_up=spent)
+                zero = unnamed is not None or name != REQUESTS
+                costs[place] = spent_in(decimals, cost) if spent else cost_in(decimals, cost, zero=zero)
             except ValueError as error:
                 refuse(f"cost of {name}", str(error).partition("expected ")[2].partition(", got")[0], cost)
             if costs[place] > LARGEST:
                 refuse(f"cost of {name}", f"at most {LARGEST}", cost)
         return tuple(costs)
 
-    def by_ask(self, costs: Sequence[int]) -> tuple[int, ...]:
+    def by_ask(self, costs: Sequence[Any]) -> tuple[Any, ...]:
         """Costs of the resources as costs of the asks."""
         return tuple([costs[place] for place in self.places])
 
-    def by_resource(self, costs: Sequence[int]) -> tuple[int, ...]:
+    def by_resource(self, costs: Sequence[Any]) -> tuple[Any, ...]:
         """Costs of the asks as costs of the resources."""
-        found = [0] * len(self.resources)
+        found: list[Any] = [0] * len(self.resources)
         for i in range(len(costs)):
             found[self.places[i]] = costs[i]
         return tuple(found)

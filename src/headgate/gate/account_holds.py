@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from headgate._hold_hot import Hold
 from headgate.errors import RateLimited, refuse
@@ -77,7 +77,7 @@ class AccountHoldOwner:
         self.hold_store: Final = template.context.hold_store
         self.low: Final = template.context.low
 
-    def read_costs(self, cost: object, unnamed: Sequence[int], *, spent: bool = False) -> tuple[int, ...]:
+    def read_costs(self, cost: object, unnamed: Sequence[Any], *, spent: bool = False) -> tuple[Any, ...]:
         asks = self.template.asks
         return asks.by_ask(asks.costs_of(cost, asks.by_resource(unnamed), spent=spent))
 

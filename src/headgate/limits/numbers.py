@@ -49,11 +49,10 @@ def cost_of(value: object, least: int = 1) -> int:
     return min(number, LARGEST + 1)
 
 
-def cost_in(decimals: int, value: object, *, zero: bool = False, round_up: bool = False) -> int:
+def cost_in(decimals: int, value: object, *, zero: bool = False) -> int:
     """A cost in smallest units, for a limit that counts so many decimals; with `zero`, 0 is one too.
 
-    Without decimals it is what `cost_of` reads, or a whole Decimal, as which holds tell their costs. With them, and
-    with `round_up`, it may have more.
+    Without decimals it is what `cost_of` reads, or a whole Decimal, as which holds tell their costs.
 
     >>> cost_in(6, "0.0312"), cost_in(6, 2), cost_in(0, 2), cost_in(0, Decimal(2))
     (31200, 2000000, 2, 2)
@@ -65,8 +64,25 @@ def cost_in(decimals: int, value: object, *, zero: bool = False, round_up: bool 
         if is_large and value == value.to_integral_value():
             return LARGEST + 1  # as for an int
     if decimals or type(value) is Decimal:
-        return smallest_units("cost", value, decimals, zero=zero, round_up=round_up and decimals > 0)
+        return smallest_units("cost", value, decimals, zero=zero)
     return cost_of(value, least=0 if zero else 1)
+
+
+def spent_in(decimals: int, value: object) -> int | Fraction:
+    """A cost that is spent already, exactly, in smallest units: where there are decimals, it may have more of them.
+
+    >>> spent_in(6, 0.1 + 0.2), spent_in(0, 2)
+    (Fraction(7500000000000001, 25000000000), 2)
+    """
+    if not decimals:
+        return cost_in(0, value, zero=True)
+    number = _decimal(value)
+    if number is None or number < 0:
+        refuse("cost", "a number, 0 or more", value)
+    scaled: Fraction = number * 10**decimals
+    if scaled > LARGEST:
+        refuse("cost", f"at most {decimal_text(Fraction(LARGEST, 10**decimals))}", value)
+    return scaled.numerator if scaled.denominator == 1 else scaled
 
 
 def smallest_units(
