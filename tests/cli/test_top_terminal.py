@@ -105,7 +105,7 @@ def test_top_in_a_real_terminal(tmp_path: Path) -> None:
         shown = tmux.wait_for(
             r"live  4 of 4 agents",
             r"4 violations in the last hour: planner 4; open alerts: 0$",
-            r"^● planner +██████████ 100% 0/10 +ws light +4 +4 +[\d.]+s",
+            r"^● planner +██████████ 100% 0/10 +ws light +4 +4 +[\d.]+(?:s|min|h|d)",
             r"^● 漢字 +██████░░░░  60% ",
             r"^● \[red\]x\[/red\] +█░░░░░░░░░  10% ",
             r"^○ monitor +no limit ",

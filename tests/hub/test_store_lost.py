@@ -872,7 +872,7 @@ def test_the_command_shows_and_resolves_the_loss(
         remedy = "restore it, or: headgate store accept --agent-data drop|keep (docs: A store that lost its data)"
         assert capsys.readouterr().out == f"the store is lost\n{problem}\n{remedy}\n"
         assert main(["store", "--json"]) == 1
-        assert json.loads(capsys.readouterr().out) == {"store": "lost", "problems": [problem]}
+        assert json.loads(capsys.readouterr().out) == {"store": "lost", "address": "", "problems": [problem]}
         with pytest.raises(SystemExit) as ended:
             main(["store", "accept"])
         assert ended.value.code == 2

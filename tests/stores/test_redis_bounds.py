@@ -437,8 +437,9 @@ for number in range(5):
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:
-        answers.append(pipe.read())
-    os.waitpid(child, 0)
+        answer = pipe.read()
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    answers.append(answer or json.dumps(f"ended with {ended}"))
 over.set()
 for thread in threads:
     thread.join()
@@ -451,7 +452,7 @@ print(json.dumps(answers))
 def test_a_forked_process_has_a_store_of_its_own(server: Server) -> None:
     """With its own threads and connections, whatever the parent's did at that moment."""
     *children, parent = json.loads(output(FORKS, server.url, str(PATIENCE)))
-    assert [json.loads(answer or "[]") for answer in children] == [[False] * 7] * 5
+    assert [json.loads(answer) for answer in children] == [[False] * 7] * 5
     assert parent is False
 
 
