@@ -269,3 +269,7 @@ print([name for name in slow if name in sys.modules])
 """
     result = run("-c", program, command=[sys.executable])
     assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_blanks_that_are_too_wide_are_a_line() -> None:
+    assert wrap(" " * 9, 4) == [""]

@@ -238,7 +238,7 @@ def wrap(text: str, columns: int) -> list[str]:
                 end -= 1
             lines.append(line[:end])
             line = line[end:]
-    return [*lines, line.rstrip()] if line.strip() else lines
+    return [*lines, line.rstrip()] if line.strip() or not lines else lines
 
 
 def _pieces(text: str) -> list[str]:
