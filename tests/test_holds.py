@@ -104,6 +104,15 @@ def test_a_bucket_gives_back_what_would_be_left_without_the_hold(clock: ManualCl
     assert left(limiter) == left(other) == 6
 
 
+def test_holds_that_share_a_headroom_share_what_comes_back(clock: ManualClock) -> None:
+    limiter = make("60/minute burst 10", clock)
+    one, other = limiter.hold("a", 3), limiter.hold("a", 3)
+    clock.advance(4)
+    assert limiter.check("a").remaining == 7  # 2 were missing just before, which is the least for both holds
+    assert one.settle(2).remaining == 8
+    assert other.cancel().remaining == 9
+
+
 def test_slots_are_free_at_the_end_of_the_lease_exactly(clock: ManualClock) -> None:
     limiter = make("2 in flight", clock)
     holds = [limiter.hold("a", lease=30) for _ in range(3)]

@@ -10,7 +10,19 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate import AllOf, Budget, Limit, ManualClock, SlidingWindow, Slots, TokenBucket
+from headgate import (
+    AllOf,
+    Budget,
+    Decision,
+    Hold,
+    Limit,
+    Limiter,
+    ManualClock,
+    MemoryStore,
+    SlidingWindow,
+    Slots,
+    TokenBucket,
+)
 from headgate.errors import HoldError
 from headgate.limits.headroom import MOST, LeastHeadroom
 from headgate.stores.base import Verb
@@ -182,6 +194,40 @@ def test_no_slot_is_lost_or_doubled(make: MakeStore, count: int, data: st.DataOb
     decision = harness.apply(Verb.PEEK, Slots(count))
     assert decision.remaining == count - len(under_way)
     assert decision.reset_after == (max(under_way, default=harness.clock.now()) - harness.clock.now()) / 1e6
+
+
+# Handles --------------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.sampled_from(["10/10 seconds", "7/3 seconds", "5 per 10 seconds", "20/calendar hour", "3 in flight"]), chances
+)
+def test_a_hold_that_nobody_knows_by_its_id_counts_like_one_with_an_id(limit: str, chance: random.Random) -> None:
+    """In memory those take a shorter way."""
+    clock = ManualClock()
+    plain, named = [Limiter(limit, store=MemoryStore(clock=clock)) for _ in range(2)]
+    handles: list[tuple[Hold, Hold]] = []
+    for number in range(80):
+        clock.advance(chance.choice((0, 0, Fraction(1, 3), 1, 5, 20)))
+        verb, cost = chance.choice(("hold", "hold", "settle", "settle", "cancel", "check")), chance.randint(1, 8)
+        if verb == "hold":
+            lease = chance.choice((15, 1000))
+            made = plain.hold("a", cost, lease=lease), named.hold("a", cost, lease=lease, hold_id=f"hold-{number}")
+            assert fields(made[0].decision) == fields(made[1].decision)
+            handles += [made] if made[0] else []
+        elif verb == "check":
+            assert fields(plain.peek("a")) == fields(named.peek("a"))
+            if limit != "3 in flight":
+                assert fields(plain.check("a", cost)) == fields(named.check("a", cost))
+        elif handles:
+            one, other = handles.pop(chance.randrange(len(handles)))
+            ended = [hold.cancel() if verb == "cancel" else hold.settle(cost) for hold in (one, other)]
+            assert fields(ended[0]) == fields(ended[1])
+            assert one.state == other.state
+
+
+def fields(decision: Decision) -> tuple[object, ...]:
+    return decision.outcome, decision.left, decision.retry_after, decision.reset_after
 
 
 # Headrooms ------------------------------------------------------------------------------------------------------------

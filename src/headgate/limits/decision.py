@@ -181,6 +181,11 @@ class Limit(Rule):
     def close(self, state: State, mark: i64, serial: i64) -> None:
         """Forget the mark of a hold that is over. It is corrected before, and closed once."""
 
+    def settle(self, state: State, now: i64, held: i64, actual: i64, mark: i64, serial: i64) -> None:
+        """`correct` and `close` in one step."""
+        self.correct(state, now, held, actual, mark, serial)
+        self.close(state, mark, serial)
+
     def take_slot(self, state: State, end: i64) -> None:
         """Take a slot for a hold, until the end of its lease, if these are counted."""
 

@@ -150,12 +150,30 @@ class LeastHeadroom:
             if one.open == 0:
                 self._unlink(above, one)
 
+    def close_lone(self, serial: i64, room: i64) -> i64:
+        """Forget a hold, if no other is open, and return the least headroom since it, `room` included; otherwise -1.
+
+        As nothing is left that could learn of what it gives back, this does what `see`, `least`, `give_back` and
+        `close` would.
+        """
+        one = self.top
+        if one is None or one.below is not None or one.open != 1 or one.serial > serial:
+            return -1
+        least = one.room
+        self.top = None
+        self.size = 0
+        if room < least:
+            return room
+        return least
+
     def least(self, serial: i64) -> i64:
         """The least headroom since a hold."""
         one = self.top
         while one is not None and one.serial > serial:
             one = one.below
-        return 0 if one is None else one.room
+        if one is None:  # not in one expression, which would make an object
+            return 0
+        return one.room
 
     def give_back(self, serial: i64, given: i64) -> None:
         """Take note that a hold has given back so many units: more than none, and at most its least headroom."""

@@ -164,7 +164,9 @@ class TokenBucket(Limit):
         elapsed = now - state.stamp
         if self._tick > 1 and elapsed > 0:  # shorter than a tick, and gain * tick is no larger than LARGEST
             room -= (elapsed * self._gain + self._tick - 1) // self._tick
-        return room if room > 0 else 0  # noqa: FURB136 - in plain Python a call of `max` allocates
+        if room > 0:  # not in one expression, which would make an object
+            return room
+        return 0
 
     def spend(self, state: State, now: i64, cost: i64) -> None:
         assert isinstance(state, BucketState)
@@ -224,6 +226,20 @@ class TokenBucket(Limit):
         headroom = state.headroom
         if headroom is not None and headroom.epoch == mark:
             headroom.close(serial)
+
+    def settle(self, state: State, now: i64, held: i64, actual: i64, mark: i64, serial: i64) -> None:
+        assert isinstance(state, BucketState)
+        headroom = state.headroom
+        if headroom is not None and headroom.epoch == mark and actual <= held:
+            least = headroom.close_lone(serial, self._room(state, now))
+            if least >= 0:
+                excess = held - actual
+                if excess < self._capacity and excess * self._unit < least:
+                    least = excess * self._unit
+                state.level += least
+                return
+        self.correct(state, now, held, actual, mark, serial)
+        self.close(state, mark, serial)
 
     def idle(self, state: State, now: i64) -> bool:
         assert isinstance(state, BucketState)

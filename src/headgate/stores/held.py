@@ -69,6 +69,14 @@ class Charge:
         for i in range(count):
             self.limit.parts[i].close(state.states[i], marks[i], marks[count + i])
 
+    def settle(self, state: State, now: i64, held: i64, actual: i64) -> None:
+        """Count another cost instead, and give nothing back to it any more."""
+        if self.marks is None:
+            self.limit.settle(state, now, held, actual, self.mark, self.serial)
+            return
+        self.correct(state, now, held, actual)
+        self.close(state)
+
 
 @mypyc_attr(acyclic=True)
 class HeldPiece(Charge):

@@ -170,8 +170,7 @@ class MemoryHolds:
         if table.calendar:
             limit.align(state, tables.wall_ahead(now))
         limit.wait(state, now, 0)
-        held.correct(state, now, held.cost, actual)
-        held.close(state)
+        held.settle(state, now, held.cost, actual)
         if table.slots:
             limit.free_slot(state, held.end)
         held.cost = actual
