@@ -93,15 +93,29 @@ class AccountAsks:
         shape = [[level_of(row.path) if row.path else _SESSION, row.resource, row.tool, str(row.limit)] for row in rows]
         known = {"resources": self.resources, "metered": metered, "zone": zone, "limits": shape}
         self.text: Final = json.dumps(known, separators=(",", ":"), ensure_ascii=False)
+        # The last session and its path, since the next hold is often in the same one. One object (mypyc would keep a
+        # tuple[str, str] as two fields), so that no thread sees half of another's.
+        self._last_session: tuple[str, ...] = ("", "")
 
     def asks(self, costs: Sequence[int], session: str) -> tuple[Ask, ...]:
         """The asks for costs of the resources."""
-        of_session = session_path(self.path, session) if session else ""
+        of_session = self._path_of(session)
         made: list[Ask] = []
         for i in range(len(self._asks)):
             ask = self._asks[i]
             made.append(Ask(ask.name, ask.key or of_session, ask.limit, costs[self.places[i]], ask.root))
         return tuple(made)
+
+    def _path_of(self, session: str) -> str:
+        last = self._last_session
+        if last[0] != session:
+            last = (session, session_path(self.path, session) if session else "")
+            self._last_session = last
+        return last[1]
+
+    def session_id(self, session: object) -> str:
+        """`check_session`, quickly for the session of the last hold."""
+        return session if type(session) is str and session == self._last_session[0] != "" else check_session(session)
 
     def note(self, session: str) -> str:
         """The note of a hold, to make its asks again: all that neither its key nor its id tells."""

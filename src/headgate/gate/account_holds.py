@@ -275,6 +275,10 @@ class AccountAttempt(HoldAttempt[AccountHold]):
     def groups(self) -> tuple[str, ...]:
         return self.template.asks.groups
 
+    def is_asked_once(self, timeout: object) -> bool:
+        """Whether it is decided at once, by the rules that it was made under."""
+        return not self.may_wait(timeout) and not self.template.blocked
+
     def before_each_ask(self, look_again: Callable[[], Decision | None]) -> None:
         """Look at the rules before each ask: while it waits, they may change. A decision denies it."""
         self._look_again = look_again

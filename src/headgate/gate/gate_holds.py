@@ -36,7 +36,7 @@ from headgate.stores.holds import (
     ListedHold,
     shown_costs,
 )
-from headgate.wait_queue import WaitQueues, is_zero
+from headgate.wait_queue import WaitQueues
 from headgate.workers import warn_of_workers
 
 Costs: TypeAlias = Mapping[str, Any]
@@ -94,7 +94,7 @@ class GateHolds(GateChanges):
         request: HoldRequest = (agent, costs, session, tool, lease, hold_id, keep, max_age)
         while True:
             attempt = self._hold_templates().attempt(request)
-            line = self._line_of(attempt, request, timeout)
+            line = "" if attempt.is_asked_once(timeout) else self._line_of(attempt, request, timeout)
             before = drive(self._find_repeated(attempt), call_method) if attempt.may_be_elsewhere else None
             if before is not None:
                 return before
@@ -128,7 +128,7 @@ class GateHolds(GateChanges):
             left = timeout
             while True:
                 attempt = self._hold_templates().attempt(request)
-                line = self._line_of(attempt, request, left)
+                line = "" if attempt.is_asked_once(left) else self._line_of(attempt, request, left)
                 before = await adrive(self._find_repeated(attempt), call_twin) if attempt.may_be_elsewhere else None
                 if before is not None:
                     return before
@@ -147,9 +147,6 @@ class GateHolds(GateChanges):
 
     def _line_of(self, attempt: AccountAttempt, request: HoldRequest, timeout: Number | None) -> str:
         """The line of an attempt, if it may wait. It is decided by the rules that are in effect when its turn comes."""
-        waits = not is_zero(timeout)
-        if not waits and not attempt.template.blocked:
-            return ""
         agent, costs, session, tool, lease, given, keep, max_age = request
         hold_id, clock = attempt.hold_id.removeprefix(attempt.template.id_start), self._store.clock
         named = dict(costs)
@@ -167,7 +164,7 @@ class GateHolds(GateChanges):
             return _BLOCKED if self._lookup.block_of(attempt.template.agent) is not None else None
 
         attempt.before_each_ask(look_again)
-        return attempt.line if waits else ""
+        return attempt.line if attempt.may_wait(timeout) else ""
 
     def _after_error(self, attempt: AccountAttempt, error: HoldError) -> Flow[TwinCall, AccountHold]:
         """The hold of the same id, if it is only the limits that have been others then."""
@@ -211,7 +208,7 @@ class GateHolds(GateChanges):
         """The hold, with the decision that its caller gets. Emits the events of it."""
         if violation is not None:
             hold.decide(hold.decision.with_violation(violation))
-        else:
+        elif hold.mode != "enforced":
             self._decide_by_mode(hold, hold.mode)
         if violation is not None or self._listeners.get(HoldChecked):
             bound = hold.bound or Bound("", "", "")
@@ -219,7 +216,8 @@ class GateHolds(GateChanges):
             self._emit(HoldChecked(hold.agent, hold.tool, bound.account, bound.resource, *about))
             if violation is not None:
                 self._emit_violation(hold.agent, "hold", bound.resource, violation)
-        self._emit_alerts(hold)
+        if self._listeners.get(AccountAlerted):
+            self._emit_alerts(hold)
         return hold
 
     def _decide_by_mode(self, hold: AccountHold, mode: str) -> None:

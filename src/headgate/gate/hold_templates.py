@@ -57,22 +57,22 @@ class HoldTemplates:
         """The maker of a hold, and the costs by resource."""
         if type(costs) is not dict and not isinstance(costs, Mapping):
             refuse("costs", 'costs by resource, such as {"tokens": 1200, "usd": "0.03"}', costs)
-        of_session = check_session(session)
         template: HoldTemplate | None = None
         resources: tuple[object, ...] = tuple(costs)
-        key = (agent, tool, not of_session, resources)
+        key = (agent, tool, session is None, resources)
         named = type(agent) is str and (tool is None or type(tool) is str)  # others might have no hash, or their own
         for resource in resources:
             named = named and type(resource) is str
         if named:
             template = self._found.get(key)
         if template is None:
-            template = self._make(agent, tool, bool(of_session), costs)
+            check_session(session)
+            template = self._make(agent, tool, session is not None, costs)
             if named:
                 if len(self._found) >= _REMEMBERED:
                     self._found = {}
                 self._found[key] = template
-        return AccountHoldOwner(template, of_session), template.asks.costs_of(costs)
+        return AccountHoldOwner(template, template.asks.session_id(session)), template.asks.costs_of(costs)
 
     def _make(self, agent: object, tool: object, sessions: bool, costs: Iterable[object]) -> HoldTemplate:
         name, effective, policy = check_agent(agent), self.lookup.effective, self.lookup.policy

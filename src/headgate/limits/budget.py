@@ -168,9 +168,11 @@ class Budget(PeriodLimit):
         assert isinstance(state, BudgetState)
         left = self._amount - state.used
         scarce = wait == 0 and (left - cost) * 1000 < self._amount * low
-        reset: i64 = _LARGEST if state.used else 0
+        reset: i64 = 0
         if self._calendar is not None:
             reset = self._end(state) - (now + state.ahead)
+        elif state.used:
+            reset = _LARGEST
         exact = None if self._decimals == 0 else Details(wait, None, None, False, max(left, 0))
         return decide_one(self, wait, left // self._scale, scarce, reset, exact)
 
@@ -212,7 +214,9 @@ class Budget(PeriodLimit):
 def _bounded(used: i64) -> i64:
     if used < 0:
         return 0
-    return _LARGEST if used > _LARGEST else used  # noqa: FURB136 - in plain Python a call of `min` allocates
+    if used > _LARGEST:  # not in one expression, which would make an object
+        return _LARGEST
+    return used
 
 
 def _restore(amount: str, period: str | None, unit: str, zone: str) -> Budget:

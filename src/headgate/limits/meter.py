@@ -36,7 +36,9 @@ class MeterState(PeriodState):
         return days
 
     def used_on(self, day: i64) -> i64:
-        return self.amount if day == self.newest else self.other_days.get(day, 0)
+        if day == self.newest:  # not in one expression, which would make an object
+            return self.amount
+        return self.other_days.get(day, 0)
 
     def count(self, day: i64, cost: i64) -> None:
         """Count so much more, or less, on a day."""

@@ -23,7 +23,7 @@ class HoldIds:
         self._ids, self._attempts = count(), count(randbits(52))
 
     def new(self) -> str:
-        return f"{self._start}{next(self._ids):x}"
+        return self._start + hex(next(self._ids))[2:]  # noqa: FURB116 - quicker than an f-string
 
     def number(self) -> int:
         """From 1 to 2**52, which scripts keep as a double."""

@@ -215,7 +215,7 @@ class MemoryHolds:
         self._refuse_more(asks[0].name, asks[0].key, now, terms.most)
         held = self._made(asks, costs, terms, now)
         pieces = held.pieces()
-        refuse_twice(pieces)
+        refuse_twice(self._tables, pieces)
         limits = [piece.limit for piece in pieces]
         asked = [max(piece.cost, 1) for piece in pieces]
         size = self._tables.size

@@ -17,8 +17,6 @@ from headgate.stores.held import Charge, HeldPiece, MemoryHold
 from headgate.stores.holds import refuse_uncountable
 from headgate.stores.memory_tables import Tables
 
-_FEW: Final = 16  # pieces that are compared one by one
-
 
 class Demand:
     """The demand of a new hold, or of an extension, on each piece."""
@@ -201,19 +199,17 @@ def same_limits(pieces: list[HeldPiece], asks: Sequence[Ask]) -> list[Limit] | N
     return limits if len(limits) == len(pieces) else None
 
 
-def refuse_twice(pieces: list[HeldPiece]) -> None:
+def refuse_twice(tables: Tables, pieces: list[HeldPiece]) -> None:
     """Refuse a key that is asked for twice."""
-    if len(pieces) > _FEW:
-        twice = len({(id(piece.table), piece.key) for piece in pieces}) < len(pieces)
-    else:
-        twice = False
-        for i in range(1, len(pieces)):
-            table = pieces[i].table
+    tables.verbs += 1
+    verb = tables.verbs
+    for i in range(len(pieces)):
+        table = pieces[i].table
+        if table.asked_by >= verb:  # perhaps for the same key
             for j in range(i):
                 if pieces[j].table is table and pieces[j].key == pieces[i].key:
-                    twice = True
-    if twice:
-        refuse("asks", "each key once", [piece.key for piece in pieces])
+                    refuse("asks", "each key once", [piece.key for piece in pieces])
+        table.asked_by = verb
 
 
 def _ahead(tables: Tables, pieces: list[HeldPiece], now: i64) -> i64:

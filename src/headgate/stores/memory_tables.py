@@ -168,6 +168,7 @@ class LimitTable(Table):
         self.pinned = False  # somebody keeps it, and checks without asking the store for it
         self.dropped = False  # from the store; nothing may be added any more
         self.validate: Callable[[object], object] | None = None  # called with each new key, and may refuse it
+        self.asked_by: i64 = 0  # the last of `Tables.verbs` that asked for a key here
 
     def check(self, key: str, cost: i64, low: i64, violations: "ViolationTable | None") -> Decision:
         """Verb.CHECK on one key; with a table of violations, a denial is recorded there."""
@@ -332,6 +333,7 @@ class Tables:
         self.due: i64 = LATER  # when the first hold gives back what it has taken
         self.size: i64 = 0
         self.changes: i64 = 0  # entries that came or went: while it stays, a state that was found is still the one
+        self.verbs: i64 = 0  # those that asked for several keys at once
         self.until_sweep: i64 = 0  # checks of known keys until the next sweep
         self.position: i64 = 0  # of the round, in the order of the tables; behind the last: no round is under way
         self.next_round: i64 = 0  # when the next round may begin
