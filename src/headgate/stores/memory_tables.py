@@ -234,10 +234,11 @@ class ViolationTable(Table):
     def __init__(self, store: "Tables", backoff: Backoff) -> None:
         super().__init__(store, backoff)
         self.backoff: Final = backoff
+        self.enforced: Final = backoff.enforce
 
     def blocks(self, key: str, now: i64) -> bool:
         """Whether a key is denied because its advised wait isn't over."""
-        if not self.backoff.enforce:
+        if not self.enforced:
             return False
         state = self.find(key)
         return state is not None and self.backoff.left(state, now) > 0
