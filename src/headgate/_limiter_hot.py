@@ -50,6 +50,7 @@ class LimiterChecks:
         self._low: Final = low
         memory = in_process(store)
         self._decimals: Final = limit.decimals
+        self._counts_costs: Final = limit.counts_costs
         own = pin and not limit.shares_counts  # a table of its own, in which costs are whole
         self._table: Final = memory.limit_table(name, limit) if memory is not None and own else None
         self._queues: Final = WaitQueues()
@@ -139,7 +140,7 @@ class LimiterChecks:
         return self._store.apply(verb, [self._ask(verb, key, cost)], self._low, None, id_of(request_id))
 
     def _ask(self, verb: Verb, key: object, cost: object) -> Ask:
-        if verb is not PEEK and not self._limit.counts_costs:
+        if verb is not PEEK and not self._counts_costs:
             refuse(f"Limiter.{verb.value}", "a limit that counts requests (a slot is taken by `hold`)", self._limit)
         return Ask(self._name, key_of(key), self._limit, cost_in(self._decimals, cost))
 

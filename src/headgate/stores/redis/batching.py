@@ -21,7 +21,7 @@ from redis.exceptions import InvalidResponse, NoScriptError
 from headgate.errors import HeadgateError, StoreAway
 from headgate.lifecycle import new_lock
 from headgate.limits.clock import ManualClock
-from headgate.stores.redis.clients import Clients, Reply, running_loop
+from headgate.stores.redis.clients import Clients, Reply
 from headgate.stores.redis.fallback import CircuitBreaker
 from headgate.stores.redis.protocol import Answer, ForeignData, Request, command, read_all
 from headgate.stores.redis.script import DIGEST, SOURCE
@@ -286,7 +286,7 @@ class LoopBatcher:
         A cancelled task ends when what its request has spent is given back.
         """
         self._runner.breaker.allow()
-        loop = running_loop()  # not kept: a closed loop should not be kept alive by its batcher
+        loop = asyncio.get_running_loop()  # not kept: a closed loop should not be kept alive by its batcher
         done: asyncio.Future[None] = loop.create_future()
         self._waiting.append((request, done))
         if not self._scheduled:

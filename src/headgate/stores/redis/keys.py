@@ -48,6 +48,8 @@ class LimitCodec:
     def __init__(self, name: str, limit: Limit) -> None:
         self.limit: Final = limit
         self.parts: Final = limit.parts
+        self.calendar: Final = limit.calendar
+        """Whether it needs `periods`."""
         self._kinds: Final[list[i64]] = []
         self.simple = True
         """Whether lua/lean.lua knows it."""
@@ -109,11 +111,6 @@ class LimitCodec:
     def letters(self) -> bytes:
         """A letter for the kind of each part."""
         return b"".join([b"fbwcsm"[kind : kind + 1] for kind in self._kinds])
-
-    @property
-    def calendar(self) -> bool:
-        """Whether it needs `periods`."""
-        return self._dated is not None
 
     def periods(self, now: "Moment") -> bytes:
         """Its periods for the script: what to add to its time, and when those around a moment start."""

@@ -108,7 +108,9 @@ class ApplyRequest(Request[Decision]):
     def read(self, row: list[int], at: i64, now: i64) -> i64:
         verb, passed = self.verb, row[at] == 1
         decisions, at = self._decide(row, at + 1, now, passed)
-        decision = place_in(decisions[0] if len(decisions) == 1 else binding_of(decisions), self.asks, self._pieces)
+        decision = decisions[0]
+        if len(decisions) > 1:
+            decision = place_in(binding_of(decisions), self.asks, self._pieces)
         if self._backoff is not None:
             if verb is CHECK and not passed:
                 decision = decision.with_violation(_violation(self._backoff, row, at))
