@@ -86,15 +86,20 @@ class Clients:
 
     async def aexchange(self, commands: list[Command]) -> list[Reply]:
         """`exchange` for a task; raises `TimeoutError` if it takes too long."""
-        client = await self.aclient()
-        deadline = time.monotonic() + self._timeout
-        while True:
-            await self._wait_for_room(deadline)
-            async with asyncio.timeout(self._timeout):
-                replies = await _asend(client, commands)
-            if not _is_pool_exhausted(replies[0]):
-                break
-            await _pause(deadline)
+        try:
+            return await self.acall(lambda client: self._asend(client, commands), timeouts=1)
+        except TimeoutError:
+            raise
+        except ERRORS as error:
+            return [error] * len(commands)
+
+    async def _asend(self, client: AsyncClient, commands: list[Command]) -> list[Reply]:
+        if len(commands) == 1:
+            return [await client.execute_command(*commands[0])]
+        async with client.pipeline(transaction=False) as pipe:
+            for command in commands:
+                pipe.execute_command(*command)
+            replies: list[Reply] = await pipe.execute(raise_on_error=False)
         if any([isinstance(reply, STALE_CLIENT) for reply in replies]):
             self._arenew(client)
         return replies
@@ -128,11 +133,13 @@ class Clients:
             time.sleep(_POOL_POLL)
 
     async def acall(self, work: Callable[[AsyncClient], Awaitable[T]], timeouts: int | None = _CALL_TIMEOUTS) -> T:
-        """Have something done with the client of the running loop, within so many timeouts; None for no bound."""
+        """`call` for a task, with the client of the running loop."""
         client = await self.aclient()
         deadline = time.monotonic() + self._timeout
+        pool = getattr(self._given_async, "connection_pool", None)
         while True:
-            await self._wait_for_room(deadline)
+            while pool is not None and not pool.can_get_connection():
+                await _pause(deadline)
             try:
                 async with asyncio.timeout(None if timeouts is None else timeouts * self._timeout):
                     return await work(client)
@@ -144,12 +151,6 @@ class Clients:
                     raise
             except RuntimeError as error:
                 raise lost_connection(error) from error
-            await _pause(deadline)
-
-    async def _wait_for_room(self, deadline: float) -> None:
-        """Wait until an application's pool has a free connection; `StoreAway`, if that takes too long."""
-        pool = getattr(self._given_async, "connection_pool", None)
-        while pool is not None and not pool.can_get_connection():
             await _pause(deadline)
 
     @property
@@ -290,21 +291,6 @@ def _send(client: Client, commands: list[Command]) -> list[Reply]:
             pipe.execute_command(*command)
         replies: list[Reply] = pipe.execute(raise_on_error=False)
         return replies
-
-
-async def _asend(client: AsyncClient, commands: list[Command]) -> list[Reply]:
-    try:
-        if len(commands) == 1:
-            return [await client.execute_command(*commands[0])]
-        async with client.pipeline(transaction=False) as pipe:
-            for command in commands:
-                pipe.execute_command(*command)
-            replies: list[Reply] = await pipe.execute(raise_on_error=False)
-            return replies
-    except ERRORS as error:
-        return [error] * len(commands)
-    except RuntimeError as error:
-        return [lost_connection(error)] * len(commands)
 
 
 def _is_pool_exhausted(error: object) -> bool:
