@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from websockets.sync.client import ClientConnection
 
-from headgate import Policy
+from headgate import Decision, Gate, Policy
 from headgate.gate.changes import exemption
 from headgate.hub.dashboard import feed, updates
 from headgate.hub.dashboard.cards import AgentCard
@@ -203,6 +203,22 @@ def test_a_change_by_the_admin_is_seen_at_once() -> None:
         assert (board.agents["planner"]["usage"], board.state["summary"]["exempt"]) == (None, 1)
         assert admin.post(f"{limits}/whitelist", json={"agent_id": "elsewhere"}).status_code == 200
         board.until(lambda: board.agents.get("elsewhere", {}).get("exempt"), "one that isn't connected")
+
+
+def test_a_card_shows_the_rules_of_one_moment() -> None:
+    """Whatever changes while its buckets are read: the next update has that."""
+
+    class Exempting(Gate):
+        async def apeek(self, agent: str, channel: str, tier: str) -> Decision:
+            decision = await super().apeek(agent, channel, tier)
+            if not self.is_exempt(agent):
+                self.add_exemption(agent)
+            return decision
+
+    with running(FEW, gate=Exempting) as hub:
+        before, after = [hub.run(hub.hub.dashboard._state._cards.of(["planner"]))[0] for _ in range(2)]
+    assert (before.usage is not None, before.exempt) == (True, False)
+    assert (after.usage is not None, after.exempt) == (False, True)
 
 
 def test_b7_the_dashboard_and_the_api_agree() -> None:

@@ -239,7 +239,8 @@ class Cards:
         gate = self._gate
         if standing is None:
             standing = await gate.astanding(agent)
-        free = gate.always_passes(agent)
+        rules, blocked = gate.effective.rules_of(agent), gate.is_blocked(agent)
+        free = rules.exempt and not blocked
         return AgentCard(
             agent_id=agent,
             connected=self._presence.is_connected(agent),
@@ -248,11 +249,11 @@ class Cards:
             violations_last_hour=last_hour,
             wait_left_ms=ceil(standing.wait_left * 1000),
             rate_limited=bool(standing) and not free,
-            exempt=gate.is_exempt(agent),
-            override=agent in gate.effective.overrides,
-            blocked=gate.is_blocked(agent),
+            exempt=rules.exempt,
+            override=bool(rules.overrides),
+            blocked=blocked,
             denied_per_minute=self._stats.denials.per_minute(agent),
-            role=gate.role_of(agent),
+            role=rules.role,
         )
 
     async def _usage(self, agent: str) -> BucketUsage | None:
