@@ -4,7 +4,6 @@ The middleware hands these on to the dependencies inside, in the ASGI scope or t
 """
 
 from collections.abc import Mapping, MutableMapping
-from math import inf
 from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -81,8 +80,9 @@ class RequestLimits:
 
     def add(self, decision: Decision, cost: ExactCost, headers: HeaderList) -> None:
         """Note a decision on a request of this cost, and its headers."""
-        if not decision or (headers and _requests_left((decision, cost)) < _requests_left(self._bound)):
-            self._bound, self.headers = (decision, cost), headers
+        bound, found = self._bound, (decision, cost)
+        if not decision or (headers and (bound is None or _requests_left(*found) < _requests_left(*bound))):
+            self._bound, self.headers = found, headers
 
     def sender(self, send: Send) -> Send:
         """A `send` that adds the headers to the response."""
@@ -96,10 +96,8 @@ class RequestLimits:
         return send_with_headers
 
 
-def _requests_left(bound: tuple[Decision, ExactCost] | None) -> float:
-    if bound is None:
-        return inf
-    return more_requests(*bound) if bound[0] else -1
+def _requests_left(decision: Decision, cost: ExactCost) -> int:
+    return more_requests(decision, cost) if decision else -1
 
 
 def join_limits(scope: MutableMapping[str, Any], settings: ApplicationSettings) -> tuple[RequestLimits, bool]:
