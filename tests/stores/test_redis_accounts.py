@@ -15,7 +15,7 @@ from headgate.limits.fixed import UNLIMITED
 from headgate.limits.meter import Meter
 from headgate.limits.slots import Slots
 from headgate.stores.base import Ask, Verb
-from headgate.stores.holds import AccountStore, HoldTerms, ListedHold, UsageRow
+from headgate.stores.holds import AccountStore, HoldAnswer, HoldTerms, ListedHold, UsageRow
 from headgate.stores.redis import RedisStore, shapes
 from tests.support.cluster import steady_cluster
 from tests.support.redis_store import doubles, keys_of
@@ -97,6 +97,43 @@ def test_the_format_of_accounts(still: RedisStore, raw: Any) -> None:
         assert stored.startswith(head + digest(SHAPE) + struct.pack("<H", 6) + b"run-42")
         bucket = raw.get("headgate:{acme}/acme}b1:100/day:tokens")
         assert stored[-32:] == doubles(TODAY, -struct.unpack("<8d", bucket)[2], TODAY, 0)
+
+
+def few_asks(root: str) -> list[Ask]:
+    limits = [per_day(100), Budget(500, "day")]
+    return [
+        Ask("accounts", root, UNLIMITED, 1),
+        Ask("usage", f"{root}/search\tweb\ttokens", Meter(), 1, root),
+        *[Ask("tokens", path, limit, 1, root) for path, limit in zip((root, f"{root}/search"), limits, strict=True)],
+    ]
+
+
+async def test_holds_of_one_call_are_bounded_and_kept_like_those_of_many(still: RedisStore, raw: Any) -> None:
+    """What is known of a list of holds is passed on from one to the next."""
+
+    async def granted(*asked: tuple[str, HoldTerms]) -> list[str]:
+        tries = [still.ahold(few_asks(root), 0, one) for root, one in asked]
+        answers = await asyncio.gather(*tries, return_exceptions=True)
+        assert all(isinstance(answer, HoldError | HoldAnswer) for answer in answers)
+        return [one.hold_id for (_, one), answer in zip(asked, answers, strict=True) if isinstance(answer, HoldAnswer)]
+
+    for root in ("acme", "umbrella"):
+        assert await granted((root, terms("first"))) == ["first"]
+    most_six = [("acme", terms(f"six-{number}", most=6)) for number in range(8)]
+    assert await granted(*most_six) == [f"six-{number}" for number in range(5)]
+    longer = [("acme", terms(f"long-{number}", most=8, lease=1000 * SECOND * number)) for number in range(1, 4)]
+    assert await granted(*longer) == ["long-1", "long-2"]
+    assert raw.pttl("headgate:{acme}o1:accounts") >= 2_600_000
+    await still.asettle(few_asks("acme"), 0, "long-1", None)
+    in_turn = [(root, terms(f"turn-{number}-{root}", most=9)) for number in range(2) for root in ("umbrella", "acme")]
+    assert await granted(*in_turn) == [one.hold_id for _, one in in_turn]
+    assert await granted(("umbrella", terms("other")), ("acme", terms("tenth", most=9))) == ["other"]
+    short, last = [still.ahold(few_asks("acme"), 0, terms(name, most=11)) for name in ("short", "last")]
+    in_long_form = [Ask("accounts", "acme", UNLIMITED, 1), Ask("x", "acme", SlidingWindow(5, 60), 1, "acme")]
+    long = still.ahold(in_long_form, 0, terms("long-form", most=11))
+    answers = await asyncio.gather(short, long, last, return_exceptions=True)
+    assert [isinstance(answer, HoldAnswer) for answer in answers] == [True, True, False]
+    assert len(still.list_holds("accounts", "acme", 99)) == raw.zcard("headgate:{acme}o1:accounts") == 11
 
 
 def test_everything_beside_a_root_expires(store: RedisStore, raw: Any) -> None:

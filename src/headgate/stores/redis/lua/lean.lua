@@ -166,25 +166,31 @@ elseif variant == 2 then
   local writes, changes = { 0, 0, 0, 0, 0, 0, 0, 0 }, { 0, 0, 0, 0, 0, 0, 0, 0 }
   local marks = { 0, 0, 0, 0, 0, 0, 0, 0 }
 
-  -- The kinds of the limits; the number of the keys; and the formats of the costs and texts, and of where all is counted.
+  -- Of the list of holds that the request just before this one was about: how many are in it, the milliseconds for which
+  -- it is kept at least, and the digest of a shape that is stored. Requests of one batch often have the same list.
+  local last_place, last_index, last_card, last_kept, last_digest = 0, nil, nil, nil, nil
+
+  -- The kinds of the limits; the number of the keys, and of those of meters at their beginning, which needn't be read; and
+  -- the formats of the costs and texts, and of where all is counted.
   local function read_kinds(text)
     local kinds = { string.byte(text, 2, #text) }
-    local width, counted = 2, 0
+    local width, counted, unread = 2, 0, 0
     for i = 1, #kinds do
       local kind = kinds[i]
+      unread = unread + (kind == 109 and unread == width - 2 and 1 or 0)
       width = width + (kind == 102 and 0 or 1)
       counted = counted + ((kind == 98 or kind == 99 or kind == 109) and 1 or 0)
     end
-    kinds.width, kinds.rest = width, '<' .. string.rep('d', #kinds) .. 'I2c0I2c0Bc0I4c0'
+    kinds.width, kinds.unread, kinds.rest = width, unread, '<' .. string.rep('d', #kinds) .. 'I2c0I2c0Bc0I4c0'
     kinds.marks = '<' .. string.rep('d', counted)
     kinds_of[text] = kinds
     return kinds
   end
 
   -- Return the number of the keys, or false.
-  return function(verb, text, numbers, next_key)
+  return function(verb, text, numbers, next_key, position)
     local kinds = kinds_of[text] or read_kinds(text)
-    local count, width = #kinds, kinds.width
+    local count, width, unread = #kinds, kinds.width, kinds.unread
     local block = string.sub(numbers, 1, 40 * count)
     local limits = limits_of[block]
     if not limits then
@@ -194,11 +200,13 @@ elseif variant == 2 then
     local given, flag, lease, keep, base, checksum, ahead, most, asks = unpacked('<ddddddddd', numbers, 40 * count + 1)
     local rest = { unpacked(kinds.rest, numbers, 40 * count + 73) }
     local id, texts = rest[count + 1], rest[count + 5] -- before these the costs
-    local found = call('MGET', unpack(KEYS, next_key, next_key + width - 1))
-    local index, name, record = KEYS[next_key + width - 2], KEYS[next_key + width - 1], found[width]
+    local found = call('MGET', unpack(KEYS, next_key + unread, next_key + width - 1))
+    local index, name, record = KEYS[next_key + width - 2], KEYS[next_key + width - 1], found[width - unread]
     local is_hold, moment, place, absent = verb == 'H', now + ahead, 0, nil
     if is_hold == (record and true or false) then
       return false
+    elseif index ~= last_index or position ~= last_place + 2 then
+      last_index = nil
     end
 
     local passes = true
@@ -209,7 +217,7 @@ elseif variant == 2 then
       writes[i] = false
       if kind == 98 then
         place = place + 1
-        local stored, level, full = found[place], limits[at + 2], limits[at + 2]
+        local stored, level, full = found[place - unread], limits[at + 2], limits[at + 2]
         if stored then
           local stamp
           local long = #stored
@@ -231,7 +239,7 @@ elseif variant == 2 then
         passes = passes and least * limits[at] <= level
       elseif kind == 99 then
         place = place + 1
-        local stored, start, used, first = found[place], 0, 0, limits[at + 1]
+        local stored, start, used, first = found[place - unread], 0, 0, limits[at + 1]
         if stored then
           if #stored ~= 16 then
             return false
@@ -278,7 +286,7 @@ elseif variant == 2 then
     local status, card, held = 11, nil, nil
     place = 0
     if is_hold then
-      card = pcall('ZCARD', index)
+      card = last_index and last_card or pcall('ZCARD', index)
       if type(card) == 'table' or card >= most then
         return false
       elseif not passes then
@@ -296,7 +304,7 @@ elseif variant == 2 then
           if kind == 98 then
             local mark = -1
             if cost > 0 then
-              local stored, level, full = found[place], levels[i], limits[at + 2]
+              local stored, level, full = found[place - unread], levels[i], limits[at + 2]
               local left = level - cost * limits[at]
               if full - left > LARGEST then
                 return false
@@ -329,7 +337,7 @@ elseif variant == 2 then
           end
         end
         local digest, shape = rest[count + 3], rest[count + 4]
-        if digest ~= '' and shape == ''
+        if digest ~= '' and shape == '' and not (last_index and digest == last_digest)
           and call('EXISTS', string.sub(name, 1, (string.find(name, '}', 1, true))) .. 'p1:' .. digest) == 0 then
           return false
         end
@@ -340,12 +348,19 @@ elseif variant == 2 then
           return false
         end
         call('ZADD', index, now + lease, id)
-        if card == 0 or call('PTTL', index) < forgotten then
-          call('PEXPIRE', index, forgotten + min(forgotten, 60000))
+        local kept = card > 0 and last_index and last_kept or 0
+        if kept < forgotten then
+          kept = card > 0 and call('PTTL', index) or 0
+          if kept < forgotten then
+            kept = forgotten + min(forgotten, 60000)
+            call('PEXPIRE', index, kept)
+          end
         end
+        last_place, last_index, last_card, last_kept, last_digest = position, index, card + 1, kept, digest
         if shape ~= '' or card > 64 and now % 4 == 0 then
           others = others or { lean(3) }
           others[3](index, name, id, keep, digest, shape)
+          last_index = nil
         end
       end
     else
@@ -384,7 +399,7 @@ elseif variant == 2 then
           local counted = unpacked('<d', record, mark)
           mark = mark + 8
           if kind == 98 then
-            local stored, level, full, unit = found[place], levels[i], limits[at + 2], limits[at]
+            local stored, level, full, unit = found[place - unread], levels[i], limits[at + 2], limits[at]
             if stored and #stored > 16 then
               others = others or { lean(3) }
               level, writes[i] = others[2](stored, level, full, unit, change, counted)
@@ -445,7 +460,7 @@ elseif variant == 2 then
         answer[out + 1], answer[out + 2] = level, now
         out = out + 2
       elseif kind == 99 then
-        local start, before = starts[i], found[place]
+        local start, before = starts[i], found[place - unread]
         if stored and level > 0 then
           if before and limits[at + 2] > 0 and unpacked('<d', before) == start then
             call('SETRANGE', key, 8, packed('<d', level)) -- it expires with its period, as it did

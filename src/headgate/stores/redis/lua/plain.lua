@@ -53,7 +53,7 @@ for position = 3, #ARGV, 2 do
         width = lone(verb, numbers, next_key) and 3
       else
         several = several or lean(2)
-        width = several(verb, text, numbers, next_key)
+        width = several(verb, text, numbers, next_key, position)
       end
       if not width then -- it isn't simple
         width = 2
