@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headgate import Gate, HeadgateError
-from headgate.flow import Flow, adrive, drive
+from headgate.flow import Flow, adrive, begin, drive
 
 pytestmark = pytest.mark.once
 
@@ -97,6 +97,48 @@ def test_a_task_that_is_cancelled_ends_its_flow() -> None:
 
     asyncio.run(scenario())
     assert ended == ["cancelled"]
+
+
+def test_a_flow_is_begun_up_to_the_step_that_has_to_be_awaited() -> None:
+    seen = []
+
+    async def later(result: str) -> str:
+        await asyncio.sleep(0)
+        return result
+
+    def flow() -> Generator[Any, Any, str]:
+        seen.append((yield "now"))
+        seen.append((yield later("later")))
+        seen.append((yield "at the end"))
+        return "done"
+
+    async def scenario() -> str:
+        begun = flow()
+        step = begin(begun)
+        assert seen == ["now"]
+        return await adrive(begun, step=step)
+
+    assert asyncio.run(scenario()) == "done"
+    assert seen == ["now", "later", "at the end"]
+
+
+def test_a_flow_that_awaits_nothing_is_begun_to_its_end() -> None:
+    seen = []
+
+    def flow() -> Generator[int, Any, None]:
+        seen.append((yield 1))
+        seen.append((yield 2))
+
+    assert begin(flow()) is None
+    assert seen == [1, 2]
+
+
+def test_an_error_of_a_flow_that_is_begun_reaches_the_caller() -> None:
+    def flow() -> Generator[int, Any, None]:
+        raise ZeroDivisionError((yield 1))
+
+    with pytest.raises(ZeroDivisionError):
+        begin(flow())
 
 
 def test_a_twin_in_a_thread_needs_an_event_loop_of_asyncio() -> None:

@@ -46,12 +46,26 @@ def drive(flow: Flow[Step, Result], perform: Callable[[Step], object] | None = N
         return result
 
 
+def begin(flow: Flow[Step, object]) -> Step | None:
+    """Carry out a flow up to its first awaitable step, each step before that being its own result already.
+
+    Returns that step, with which `adrive` goes on, or None if the flow has ended.
+    """
+    try:
+        step = next(flow)
+        while not hasattr(step, "__await__"):
+            step = flow.send(step)
+    except StopIteration:
+        return None
+    return step
+
+
 async def adrive(
     flow: Flow[Step, Result], perform: Callable[[Step], Any] | None = None, *, step: Step | None = None
 ) -> Result:
     """`drive` in an event loop: the result of a step may be an awaitable.
 
-    `step` is the one that the flow has arrived at, if it has been begun already.
+    `step` is the one that the flow has arrived at, if `begin` has begun it.
     """
     try:
         if step is None:

@@ -9,7 +9,7 @@ from headgate.edges.costs import ExactCost, read_cost
 from headgate.edges.requests import HttpResponse
 from headgate.edges.reservation import CheckedRequest
 from headgate.errors import HeadgateError, refuse
-from headgate.flow import Flow, adrive, drive
+from headgate.flow import Flow, adrive, begin, drive
 from headgate.limits.decision import Outcome
 
 _log = logging.getLogger("headgate")
@@ -101,13 +101,11 @@ async def acomplete(settlement: Flow[object, None]) -> None:
     From the first step that has to be awaited, a task of its own carries it out, within a bounded time.
     """
     try:
-        step = next(settlement)
-        while not hasattr(step, "__await__"):
-            step = settlement.send(step)
-    except StopIteration:
-        return
+        step = begin(settlement)
     except _FAILURES:
         _log.exception(_UNSETTLED)
+        return
+    if step is None:
         return
     task = asyncio.create_task(_finish(settlement, step))
     _settlements.add(task)
