@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 import time
+from abc import abstractmethod
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 from weakref import WeakKeyDictionary, ref
@@ -14,13 +15,18 @@ _log = logging.getLogger("headgate")
 
 
 class Closable:
-    """Something to be closed. `aclose` is for event loops."""
+    """Something to be closed. `aclose` is for event loops.
 
+    No ABC: classes derive from this one and from compiled ones, which have another metaclass.
+    """
+
+    @abstractmethod
     def close(self) -> None:
-        raise NotImplementedError
+        """Close it."""
 
+    @abstractmethod
     async def aclose(self) -> None:
-        raise NotImplementedError
+        """Close it, in an event loop."""
 
     def __enter__(self) -> Self:
         return self

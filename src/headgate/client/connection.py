@@ -9,6 +9,7 @@ import json
 import logging
 import re
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from copy import copy
@@ -106,7 +107,7 @@ class ClientOptions(TypedDict, total=False):
     random: Random | None
 
 
-class ReconnectingClient(Generic[T]):
+class ReconnectingClient(ABC, Generic[T]):
     """Sends frames in order, as fast as the hub allows, over one connection at a time.
 
     Frames that the hub hasn't answered when a connection drops are sent again over the next one. `T` is the type of
@@ -155,17 +156,17 @@ class ReconnectingClient(Generic[T]):
 
     # What differs ----------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     async def _identify(self, socket: Socket) -> None:
         """Do the handshake; raises `Refused` or `TryLater`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _handle(self, frame: bytes | str) -> T | None:
         """Handle a frame of the hub, and return it if it is for the application."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _limit_of(self, item: PendingFrame) -> SendLimit:
         """The limit that a frame counts under."""
-        raise NotImplementedError
 
     def _disconnected(self) -> None:
         """The connection is lost, and frames in flight are queued again."""

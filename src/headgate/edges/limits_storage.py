@@ -16,6 +16,7 @@ counts a moment after the window's end, still finds the hits of that window. By 
 
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import lru_cache, wraps
 from typing import Any, ClassVar, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
@@ -87,7 +88,7 @@ def _carried_out(flow: Callable[P, _Flow[object]]) -> Callable[P, Any]:
     return method
 
 
-class _StorageFlows:
+class _StorageFlows(ABC):
     """Both storages: the flows, and the methods of `limits` that are made of them."""
 
     def __init__(
@@ -134,8 +135,9 @@ class _StorageFlows:
             refuse("storage expiry", f"the {seconds} seconds that its key says", expiry)
         return int(found[1]), seconds
 
+    @abstractmethod
     def _run(self, flow: _Flow[object]) -> Any:
-        raise NotImplementedError
+        """Carry out a flow: for threads, or for event loops."""
 
     def _apply(self, verb: Verb, *asks: Ask) -> TwinCall:
         return TwinCall(self._store.apply, self._store.aapply, (verb, asks, 0))

@@ -1,5 +1,6 @@
 """Requests and responses, as an edge sees them in any protocol."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
 from ipaddress import ip_address, ip_network
 from typing import Any, Final, TypeAlias
@@ -21,7 +22,7 @@ UNKNOWN: Final = "unknown"
 """The address of a peer without one, as at a Unix socket."""
 
 
-class HttpRequest:
+class HttpRequest(ABC):
     """A request, as the functions `key`, `cost`, `tier` and `exempt` get it."""
 
     __slots__ = ("_address", "_proxies", "raw")
@@ -33,23 +34,23 @@ class HttpRequest:
         self._address: str | None = None
 
     @property
+    @abstractmethod
     def method(self) -> str:
         """The method in upper case; "WEBSOCKET" for a WebSocket connect."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def path(self) -> str:
         """The path, decoded, without the query."""
-        raise NotImplementedError
 
+    @abstractmethod
     def route_path(self) -> RequestPath:
         """The path, as patterns need it."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def headers(self) -> Mapping[str, str]:
         """The headers by name, in any case; repeated ones are joined by commas."""
-        raise NotImplementedError
 
     @property
     def is_preflight(self) -> bool:
@@ -59,13 +60,13 @@ class HttpRequest:
         headers = self.headers
         return "origin" in headers and "access-control-request-method" in headers
 
+    @abstractmethod
     def peer(self) -> str:
         """The address at the other end of the connection; "" for none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forwarded(self) -> str:
         """The X-Forwarded-For header."""
-        raise NotImplementedError
 
     @property
     def address(self) -> str:

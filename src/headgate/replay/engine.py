@@ -63,7 +63,7 @@ class _LogClock:
         return self.time
 
     def alarm(self, when: int, ring: Callable[[], None]) -> float | None:
-        raise NotImplementedError  # a replay never waits
+        raise NotImplementedError("a replay never waits")
 
     def wall(self) -> float:
         return self.time / 1_000_000

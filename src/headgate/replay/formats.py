@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ class _Malformed(Exception):
     """The reason why a line can't be parsed."""
 
 
-class LogParser:
+class LogParser(ABC):
     """Parses the lines of one log into requests, and records the lines without one."""
 
     format = ""
@@ -94,19 +95,9 @@ class LogParser:
         self._routes: Final = [(route.matcher(), classifier.tier_or_action(route.kind)) for route in options.routes]
         self._routed: Final[dict[str, tuple[str | None, str | None]]] = {}
 
+    @abstractmethod
     def requests(self, lines: Sequence[str]) -> Iterator[LoggedRequest]:
         """Parse the next lines."""
-        for number, line in enumerate(lines, self.count + 1):
-            try:
-                request = self._parse(line)
-            except _Malformed as error:
-                self.unused.add(self.name, number, line, str(error))
-            else:
-                yield request
-        self.count += len(lines)
-
-    def _parse(self, line: str) -> LoggedRequest:
-        raise NotImplementedError
 
     def _route(self, request: str) -> tuple[str | None, str | None]:
         """The tier or action of a request line such as "GET /path?query HTTP/1.1"."""
@@ -159,6 +150,20 @@ class AccessLogParser(LogParser):
 
 class _RecordParser(LogParser):
     """Lines with named fields."""
+
+    def requests(self, lines: Sequence[str]) -> Iterator[LoggedRequest]:
+        for number, line in enumerate(lines, self.count + 1):
+            try:
+                request = self._parse(line)
+            except _Malformed as error:
+                self.unused.add(self.name, number, line, str(error))
+            else:
+                yield request
+        self.count += len(lines)
+
+    @abstractmethod
+    def _parse(self, line: str) -> LoggedRequest:
+        """Parse one line; raises `_Malformed`."""
 
     def _request(self, get: Callable[[str], Any]) -> LoggedRequest:
         """Build the request of a line, from a function that returns its fields."""

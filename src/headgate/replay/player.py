@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final, TypeAlias
+from typing import Final, Self, TypeAlias
 
 from headgate.errors import InvalidInput
-from headgate.lifecycle import Closable
 from headgate.replay.engine import DENIED, Classifier, Counts, PolicyReplay, add_counts
 from headgate.replay.formats import LoggedRequest, LogParser, UnusedLines, choose_parser
 from headgate.replay.logfile import STDIN, LogFile, ReplayError
@@ -27,7 +26,7 @@ class OpenLog:
     used: int = 0
 
 
-class LogSet(Closable):
+class LogSet:
     """Logs that are read one after the other, in the order of their first requests.
 
     With `again` they can be read several times, standard input too: it is copied.
@@ -49,6 +48,12 @@ class LogSet(Closable):
     def close(self) -> None:
         for file in self.files:
             file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def open(self, classifier: Classifier, unused: UnusedLines) -> list[OpenLog]:
         """Open the logs at their beginning, in order, without the empty ones."""

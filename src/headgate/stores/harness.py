@@ -1,5 +1,6 @@
 """The parts of the conformance suite's cases."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from inspect import isfunction, signature
@@ -51,9 +52,13 @@ class StoreHarness:
     def passed(self, limit: Limit, times: int, key: str = "key", cost: int = 1) -> int:
         return sum(bool(self.check(limit, key, cost)) for _ in range(times))
 
+
+class HoldingHarness(StoreHarness, ABC):
+    """A store that refuses what can't be done with a hold."""
+
+    @abstractmethod
     def seen(self) -> tuple[object, ...]:
         """All that can be seen of what a case uses."""
-        raise NotImplementedError
 
     def refused(self, what: str, call: Callable[[], object], error: type[HoldError] = HoldError) -> None:
         """Expect that a call is refused, and has changed nothing."""
@@ -67,7 +72,7 @@ class StoreHarness:
         expect(f"after {what} was refused", self.seen(), before)
 
 
-class HoldHarness(StoreHarness):
+class HoldHarness(HoldingHarness):
     """A store that can hold, and shortcuts for a single ask."""
 
     def __init__(self, make: MakeStore, limit: Limit) -> None:
@@ -106,7 +111,7 @@ class HoldHarness(StoreHarness):
         return self.apply(Verb.PEEK, self.limit), self.holds.list_holds("", "key", 100)
 
 
-class AccountHarness(StoreHarness):
+class AccountHarness(HoldingHarness):
     """A store of accounts, and shortcuts for some limits that are asked for together, each with its name and key.
 
     All of them have one root, under which the hold is known. Costs are those of the limits alone.

@@ -44,6 +44,7 @@ class Request(Generic[Answer]):
 
     def read(self, row: list[int], at: i64, now: i64) -> i64:
         """Read the answer from a row of numbers, from a position on, and return the position after it."""
+        # Not abstract: the class is compiled, and has subclasses that are not.
         raise NotImplementedError
 
     def again(self) -> "Request[Answer]":
