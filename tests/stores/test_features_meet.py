@@ -304,7 +304,7 @@ def opened(server: Server, store: str) -> Iterator[Store]:
         options = {"prefix": f"meet-{uuid4().hex}:", "clock": clock, "timeout": PATIENCE, **STORES[store]}
         made = stack.enter_context(Unshared(url, **options))
         if made._flusher is not None:
-            made._flusher._thread = _IDLE  # nothing is sent by itself: that would depend on the machine's speed
+            made._flusher._thread._thread = _IDLE  # nothing is sent by itself: that would depend on the machine's speed
         yield made
 
 

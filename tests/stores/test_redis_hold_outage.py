@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+from functools import partial
 from struct import pack
 from typing import Any
 
@@ -324,6 +325,34 @@ def test_a_renewal_while_the_one_before_is_sent_is_sent_too(breaker_clock: Manua
         store._bookings.add(bookings.Booking(None, renew))
         come_back(server, store, breaker_clock)
         assert store.find_hold(asks(1), 0, "a").left > leases[-1] - 50_000_000
+
+
+def test_a_booking_that_fails_by_a_mistake_of_ours_is_tried_again(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RedisStore(server.url) as store:
+        store.hold(asks(1), 0, terms("a"))
+        calls: list[int] = []
+
+        def find() -> HoldRequest:
+            calls.append(1)
+            if len(calls) <= 2:
+                raise ZeroDivisionError("a mistake")
+            return find_request(store.keys, asks(1), 0, "a")
+
+        def add() -> None:
+            store._bookings.add(bookings.Booking(None, find))
+
+        def went_on(before: int) -> bool:
+            return len(calls) > before or not store._bookings
+
+        add()
+        wait_for(lambda: calls, "the first attempt")
+        while store._bookings:
+            add()  # it wakes the thread
+            wait_for(partial(went_on, len(calls)), "the next attempt")
+        assert caplog.text.count("holds of an outage could not be sent to the store, and are tried again") == 1
+        assert "ZeroDivisionError: a mistake" in caplog.text
 
 
 def test_a_hold_whose_settlement_waits_is_known_as_settled(own: Server, breaker_clock: ManualClock) -> None:

@@ -57,7 +57,7 @@ class Fleet:
         self.plain = RedisStore(server.url, **patient)
         if not sends:
             for store in self.stores:
-                store._flusher._thread = _IDLE  # type: ignore[union-attr]
+                store._flusher._thread._thread = _IDLE  # type: ignore[union-attr]
 
     def calls(self) -> int:
         with self._server.client() as client:

@@ -1,7 +1,6 @@
 """Bookings for a server that was away: holds that were granted or settled without it."""
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from itertools import islice
@@ -11,6 +10,7 @@ from headgate.errors import HeadgateError, HoldError, StoreAway, UnknownHold
 from headgate.lifecycle import new_lock
 from headgate.stores.holds import CANCELLED, SETTLED, HoldAnswer
 from headgate.stores.redis.ask_again import AskAgain
+from headgate.stores.redis.background_thread import BackgroundThread
 from headgate.stores.redis.batching import MAX_BATCH
 from headgate.stores.redis.executor import RequestExecutor
 from headgate.stores.redis.protocol import Request
@@ -69,8 +69,14 @@ class Bookings:
         self._lock: Final = new_lock()
         self._waiting: Final[deque[Booking]] = deque()
         self._about: Final[dict[Hashable, list[Booking]]] = {}
-        self._thread: threading.Thread | None = None
-        self._back = threading.Event()
+        self._thread: Final = BackgroundThread(
+            "headgate-bookings",
+            "holds of an outage",
+            self._send,
+            lambda: bool(self._waiting),
+            delay=0.0,
+            pause=_RETRY_EVERY,
+        )
         self._closed = closed
 
     def __len__(self) -> int:
@@ -104,27 +110,11 @@ class Bookings:
 
     def start(self) -> None:
         """Send what waits, now that the server may be back: in a thread, which tries again until it is."""
-        self._back.set()
-        with self._lock:
-            if self._thread is None and self._waiting and not self._closed:
-                thread = threading.Thread(target=self._run, name="headgate-bookings", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:
-                    _log.error("holds can't be booked in the store yet: %s", error)
-                else:
-                    self._thread = thread
+        self._thread.wake()
+        self._thread.start()
 
-    def _run(self) -> None:
-        while True:
-            self._back.clear()
-            sent = self.send()
-            with self._lock:
-                if not self._waiting or self._closed:
-                    self._thread = None
-                    return
-            if not sent:
-                self._back.wait(_RETRY_EVERY)
+    def _send(self) -> float:
+        return 0.0 if self.send() else _RETRY_EVERY
 
     def send(self) -> bool:
         """Send the next bookings, and say whether that worked."""
@@ -184,16 +174,13 @@ class Bookings:
         """In a forked process: the parent sends what it has."""
         self._waiting.clear()
         self._about.clear()
-        self._thread = None
-        self._back = threading.Event()
+        self._thread.after_fork()
 
     def close(self) -> None:
         """Send what is left, if the server is there."""
         with self._lock:
-            self._closed, thread = True, self._thread
-        self._back.set()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            self._closed = True
+        self._thread.close()
         while self._waiting and not self._is_away() and self.send():
             pass
         if self._waiting:

@@ -1,0 +1,104 @@
+"""The thread that sends something to the server while there is anything to send."""
+
+import threading
+from collections import deque
+from functools import partial
+
+import pytest
+
+from headgate.stores.redis.background_thread import BackgroundThread
+from tests.support.valkey import PATIENCE, wait_for
+
+pytestmark = pytest.mark.once
+
+
+class Letters:
+    """Letters that wait, and those that were sent."""
+
+    def __init__(self, *, delay: float = 0.0) -> None:
+        self.waiting: deque[int] = deque()
+        self.sent: list[int] = []
+        self.open = threading.Event()
+        self.open.set()
+        self.late: deque[int] = deque()
+        """Letters that are added at the very moment at which the thread finds nothing."""
+        self.thread = BackgroundThread("letters", "letters", self._send, self._waits, delay=delay, pause=PATIENCE)
+
+    def add(self, number: int) -> None:
+        self.waiting.append(number)
+        self.thread.start()
+
+    def _waits(self) -> bool:
+        found = bool(self.waiting)
+        if not found and self.late and threading.current_thread().name == "letters":
+            self.add(self.late.popleft())
+        return found
+
+    def _send(self) -> float:
+        self.open.wait(PATIENCE)
+        if self.waiting[0] < 0:
+            raise ValueError(self.waiting.popleft())
+        self.sent.append(self.waiting.popleft())
+        return 0.0
+
+
+def threads() -> int:
+    return sum(thread.name == "letters" for thread in threading.enumerate())
+
+
+def test_it_runs_while_something_waits() -> None:
+    letters = Letters()
+    letters.thread.start()
+    assert threads() == 0
+    letters.open.clear()
+    for number in range(10):
+        letters.add(number)
+    assert threads() == 1
+    letters.open.set()
+    wait_for(lambda: threads() == 0, "its end")
+    assert letters.sent == list(range(10))
+    letters.add(10)
+    wait_for(lambda: letters.sent[-1] == 10, "the next one")
+
+
+def test_nothing_is_left_that_was_added_as_it_ended() -> None:
+    letters = Letters()
+    letters.late.extend(range(1, 6))
+    letters.add(0)
+    wait_for(lambda: letters.sent == list(range(6)), "all of them")
+    wait_for(lambda: threads() == 0, "the end of the last thread")
+
+
+def test_it_waits_at_first_and_may_be_woken() -> None:
+    letters = Letters(delay=10 * PATIENCE)
+    letters.add(1)
+    assert letters.sent == []
+    letters.thread.wake()
+    wait_for(lambda: letters.sent, "the letter")
+
+
+def test_an_error_ends_it_not_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    letters = Letters()
+    letters.open.clear()
+    for number in (-1, -1, -2, 5):
+        letters.add(number)
+    letters.open.set()
+
+    def attempts(number: int) -> bool:
+        return len(letters.waiting) <= 4 - number
+
+    for number in (1, 2, 3):
+        wait_for(partial(attempts, number), "the attempt")
+        letters.thread.wake()
+    wait_for(lambda: letters.sent == [5], "the last one")
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["letters could not be sent to the store, and are tried again"] * 2
+    assert "ValueError: -2" in caplog.text
+
+
+def test_a_closed_one_sends_nothing_more() -> None:
+    letters = Letters(delay=10 * PATIENCE)
+    letters.add(1)
+    letters.thread.close()
+    letters.add(2)
+    assert (threads(), letters.sent) == (0, [])
