@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Final, NoReturn
 from zoneinfo import ZoneInfo, available_timezones
 
+from headgate._native import Text
 from headgate.errors import refuse
 
 PERIODS: Final = ("hour", "day", "week", "month", "year")
@@ -37,7 +38,7 @@ class Calendar:
 
     __slots__ = ("_period", "_zone")
 
-    def __init__(self, period: object, zone: object) -> None:
+    def __init__(self, period: Text, zone: Text) -> None:
         if not isinstance(period, str) or period not in PERIODS:
             refuse("calendar period", f"one of {', '.join(PERIODS)}", period)
         self._period: Final[str] = period

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from headgate._native import i64, mypyc_attr
+from headgate._native import Text, i64, mypyc_attr
 from headgate.limits.calendar import Calendar
 from headgate.limits.decision import Limit, State
 from headgate.limits.numbers import LARGEST
@@ -23,7 +23,7 @@ class PeriodLimit(Limit):
 
     __slots__ = ("_calendar", "_current", "_identity", "_period", "_zone")
 
-    def __init__(self, kind: str, period: object, zone: object) -> None:
+    def __init__(self, kind: str, period: Text | None, zone: Text) -> None:
         """Limits of one `kind`, period and zone share their counts."""
         self._calendar: Final = None if period is None else Calendar(period, zone)
         self._period: Final = None if period is None else str(period)
