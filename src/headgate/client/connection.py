@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final, Generic, NoReturn, Self, TypeAlias, Typ
 
 from headgate.client.backoff import LASTING, ReconnectBackoff, asked_wait
 from headgate.client.inbox import Inbox, Wakeup
-from headgate.client.outbox import Denial, Outbox, PendingFrame, QueueFull, Refused, SendLimit, Unsent
+from headgate.client.outbox import LONGEST_REASON, Denial, Outbox, PendingFrame, QueueFull, Refused, SendLimit, Unsent
 from headgate.client.url import is_hub_url, is_loopback
 from headgate.errors import HeadgateError, refuse, refuse_option
 from headgate.http import is_temporary, parse_retry_after
@@ -44,7 +44,6 @@ _SECOND: Final = 1_000_000
 _DENIALS_AS_TOLD: Final = 3  # of one frame; then it backs off, whatever the hub says
 _CLOSE_TIMEOUT: Final = 2.0  # seconds
 _LARGEST: Final = 16 * 1024 * 1024  # bytes in a frame of the hub: a long history
-_LONGEST_REASON: Final = 1000  # characters of what a hub says, with every attempt
 _TOO_LARGE: Final = 1009
 _REFUSALS: Final = ("unauthorized", "invalid")
 
@@ -340,7 +339,7 @@ class ReconnectingClient(ABC, Generic[T]):
             except Exception as error:  # noqa: BLE001 - whatever it was, the next connection may be better
                 _log.exception("%s: the connection failed unexpectedly", self.url)
                 why = repr(error)
-            why = why[:_LONGEST_REASON]
+            why = why[:LONGEST_REASON]
             failures = 1 if self._worked else failures + 1
             pause = self._backoff.pause(failures, self._return_after)
             _log.warning("%s: no connection: %r; trying again in %.1f s", self.url, why, pause / _SECOND)
@@ -433,7 +432,7 @@ class ReconnectingClient(ABC, Generic[T]):
             with suppress(ValueError, KeyError, TypeError, RecursionError):  # the body of another server
                 body = json.loads(answer.body)
                 error, detail = str(body["error"]), str(body["detail"])
-            raise Refused(error[:100], f"{self.url}: {detail:.1000}") from refusal
+            raise Refused(error[:100], f"{self.url}: {detail[:LONGEST_REASON]}") from refusal
         seconds = parse_retry_after(next(iter(answer.headers.get_all("Retry-After")), ""))
         if seconds is not None:
             self._return_after = asked_wait(seconds * 1000)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, Ty
 from urllib.parse import quote
 
 from headgate.client.backoff import ReconnectBackoff
-from headgate.client.outbox import Refused
+from headgate.client.outbox import LONGEST_REASON, Refused
 from headgate.client.url import checked_token, is_hub_url
 from headgate.errors import HeadgateError, HoldError, UnknownHold, refuse, refuse_option
 from headgate.flow import Flow
@@ -28,7 +28,6 @@ Costs: TypeAlias = Mapping[str, int | float | str | Decimal]
 
 _SECOND: Final = 1_000_000
 _AGAIN: Final = (408, 425, 502, 503, 504)  # statuses after which a request is repeated
-_LONGEST_REASON: Final = 1000  # characters of what a hub says
 _USE_LOCK: Final = new_lock()  # one for all: it is held for an addition
 
 _log: Final = logging.getLogger("headgate.client")
@@ -193,7 +192,7 @@ def _error(response: "httpx.Response", agent: str, hold_id: str) -> Exception:
     """The error that a response means."""
     found = _json(response) or {}
     code = str(found.get("error", f"status_{response.status_code}"))
-    detail = str(found.get("detail", ""))[:_LONGEST_REASON]
+    detail = str(found.get("detail", ""))[:LONGEST_REASON]
     if code == "rate_limited" and response.status_code == 429:
         wait = found.get("retry_after_ms")
         if found.get("no_wait_helps") is True:

@@ -15,6 +15,9 @@ from headgate.errors import HeadgateError
 if TYPE_CHECKING:
     from asyncio import Future
 
+LONGEST_REASON: Final = 1000
+"""Characters of what a hub says that are kept and logged."""
+
 _RESUME_AFTER: Final = 10  # frames in a row that pass before several may be in flight again
 _SHORT, _LONG = 20, 100  # frames that pass at a pace before it is probed
 _TOLERANCE: Final = 10_000  # microseconds that a busy program may be late although it has frames to send
