@@ -319,11 +319,22 @@ def test_nodes_on_one_server_share_their_counts(redis_server: Server, clock: Man
 # Options --------------------------------------------------------------------------------------------------------------
 
 
+OPTIONS = "received, received_bytes, sent, sent_bytes, on_denied, warn"
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [
         ({"on_denied": "drop"}, "WebSocketLimits on_denied: expected 'frame' or 'close', got 'drop'"),
         ({"warn": 1}, "WebSocketLimits warn: expected True or False, got 1"),
+        (
+            {"recieved": "5/minute"},
+            f"WebSocketLimits: expected options among {OPTIONS}, got 'recieved'; did you mean received=?",
+        ),
+        (
+            {"idle": 5},
+            f"WebSocketLimits: expected options among {OPTIONS}, got 'idle'; see docs/websockets.md",
+        ),
         (
             {"received": 5},
             "WebSocketLimits received: expected a limit such as '5/minute', or several, got 5",

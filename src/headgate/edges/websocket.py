@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, Never, TypeAlias, get_args
 
 from headgate.edges.application import join_limits
 from headgate.edges.counters import Counters, CountersFunction, Decided, address_key, was_counted
@@ -27,7 +27,7 @@ from headgate.edges.requests import (
 )
 from headgate.edges.reservation import CheckedRequest
 from headgate.edges.settlement import acomplete
-from headgate.errors import refuse
+from headgate.errors import refuse, refuse_option
 from headgate.flow import Flow, adrive, drive
 from headgate.http import wait_ms
 from headgate.limiter import Limiter
@@ -44,7 +44,7 @@ _MOST_AHEAD: Final = 16  # messages that are read before the application asks fo
 _MOST_AHEAD_BYTES: Final = 65_536  # and about how many bytes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False)
 class WebSocketLimits:
     """The limits of each caller on its WebSockets, all of them together: messages and bytes, either way.
 
@@ -58,24 +58,45 @@ class WebSocketLimits:
     sends is never denied: `send` waits for its turn.
     """
 
-    received: LimitGiven | None = None
+    received: LimitGiven | None
     """Messages from the client; "gate": as the middleware's gate allows on its channel "ws"."""
-    received_bytes: LimitGiven | None = None
+    received_bytes: LimitGiven | None
     """Their bytes. A message larger than the limit's capacity closes the connection with 1009."""
-    sent: LimitGiven | None = None
+    sent: LimitGiven | None
     """Messages from the application."""
-    sent_bytes: LimitGiven | None = None
+    sent_bytes: LimitGiven | None
     """Their bytes. A message larger than the capacity waits until it is full; the next one waits for the rest."""
-    on_denied: OnDenied = "frame"
+    on_denied: OnDenied
     """On a denied message: "frame" tells the client, and the connection stays open; "close" closes it with 1013."""
-    warn: bool = True
+    warn: bool
     """Whether a client with little quota left is warned, once until it has more again."""
 
-    def __post_init__(self) -> None:
-        if self.on_denied not in get_args(OnDenied):
-            refuse("WebSocketLimits on_denied", "'frame' or 'close'", self.on_denied)
-        if not isinstance(self.warn, bool):
-            refuse("WebSocketLimits warn", "True or False", self.warn)
+    def __init__(
+        self,
+        *,
+        received: LimitGiven | None = None,
+        received_bytes: LimitGiven | None = None,
+        sent: LimitGiven | None = None,
+        sent_bytes: LimitGiven | None = None,
+        on_denied: OnDenied = "frame",
+        warn: bool = True,
+        **unknown: Never,
+    ) -> None:
+        for option in unknown:
+            names = *_LIMITS, "on_denied", "warn"
+            refuse_option("WebSocketLimits", names, option, see="docs/websockets.md")
+        if on_denied not in get_args(OnDenied):
+            refuse("WebSocketLimits on_denied", "'frame' or 'close'", on_denied)
+        if not isinstance(warn, bool):
+            refuse("WebSocketLimits warn", "True or False", warn)
+        vars(self).update(
+            received=received,
+            received_bytes=received_bytes,
+            sent=sent,
+            sent_bytes=sent_bytes,
+            on_denied=on_denied,
+            warn=warn,
+        )
 
 
 Reaction: TypeAlias = Callable[[], Coroutine[Any, Any, Message | None]]
