@@ -14,7 +14,7 @@ from headgate.hub.dashboard import accounts as module
 from tests.browser.test_dashboard_for_everybody import Below
 from tests.support.account_alerts import PAYS, spend
 from tests.support.agent_names import BACKWARDS, HOSTILE
-from tests.support.browser import Visitors, agent_page, press, shown_page
+from tests.support.browser import Visitors, agent_page, card, press, shown_page
 from tests.support.hub import ADMIN, VIEWER, hub_settings, running
 
 SHOTS = os.environ.get("HEADGATE_ACCOUNT_SHOTS", "")
@@ -83,6 +83,20 @@ def test_f1_accounts_are_a_tree_with_spent_held_and_left_and_it_updates_by_itsel
         expect(row(page, "acme/search").locator(".limit")).to_have_text("20 usd/calendar day")
         expect(meter).to_have_attribute("aria-valuetext", "46 % of 20 usd/calendar day used, 10.749999 left")
         assert page.locator("#accounts-count").inner_text() == "2 accounts"
+
+
+def test_f1_an_agent_whose_account_is_full_says_so(visitors: Visitors) -> None:
+    with running(PAYS) as hub:
+        hub.hub.gate.hold("writer", {"usd": "1"})
+        page = visitors.come(hub, ADMIN)
+        mark = card(page, "writer").get_by_text("account full")
+        expect(card(page, "writer")).to_be_visible()
+        expect(mark).to_be_hidden()
+        hub.hub.gate.hold("writer", {"usd": "11"})
+        expect(mark).to_be_visible()
+        picture(page, "account-full")
+        hub.hub.gate.hold("writer", {"usd": "1"})
+        expect(mark).to_be_hidden()
 
 
 @pytest.mark.parametrize("settings", [{"exempt": ["planner"]}, {"shadow": True}], ids=["exempt", "shadow"])

@@ -219,6 +219,17 @@ async def test_names_are_shown_escaped(shared: Running) -> None:
             assert all(line.isprintable() for line in screen(app).splitlines())
 
 
+async def test_an_agent_whose_account_is_full_has_a_letter(shared: Running) -> None:
+    card = {"agent_id": "a", "connected": True, "usage": None, "violations": 0, "violations_last_hour": 0}
+    card |= {"wait_left_ms": 0, "exempt": False, "override": True, "blocked": False, "account_full": True}
+    summary = {"violations_last_hour": 0, "worst_offenders": [], "exempt": 0, "checks_per_second": 0}
+    summary |= {"denied_share": 0, "store": "memory", "address_denials": 0, "denied_addresses": []}
+    with impostor({"agents": [card], "summary": summary}) as one:
+        app = view(one)
+        async with playing(app):
+            assert [str(cell) for cell in app._table.get_row_at(0)][-1] == "AO"
+
+
 # Keys -----------------------------------------------------------------------------------------------------------------
 
 

@@ -63,6 +63,36 @@ def test_traffic_history_matches_a_full_count() -> None:
             assert trace.at(old) == tuple(came[old, kind] if remembered else 0 for kind in range(3))
 
 
+def test_an_agent_whose_account_is_full_is_known_until_a_hold_passes_or_it_is_quiet() -> None:
+    clock = ManualClock(start=1000)
+    policy = Policy(
+        accounts={"default": {"agent": {"tokens": "5 in all"}}, "at": {"acme": {"usd": "10 in all"}}},
+        agents={"planner": {"account": "acme/search"}, "writer": {"account": "acme"}},
+        exempt=["boss"],
+    )
+    with Gate(policy, store=MemoryStore(clock=clock)) as gate:
+        stats = Stats(gate, clock)
+
+        def full() -> list[str]:
+            return [agent for agent in ("planner", "writer", "boss") if stats.is_account_full(agent)]
+
+        hold = gate.hold("planner", {"usd": 10})
+        for agent in ("planner", "writer", "boss"):
+            gate.hold(agent, {"usd": 1})
+        assert full() == ["planner", "writer"]
+        hold.cancel()
+        assert gate.hold("planner", {"usd": 1})
+        assert full() == ["writer"]
+        assert not gate.hold("writer", {"tokens": 6})
+        assert full() == [], "that was the agent's own limit"
+        assert not gate.hold("writer", {"usd": 10})
+        clock.advance(policy.backoff.quiet - 1)
+        assert full() == ["writer"]
+        clock.advance(1)
+        assert full() == []
+        stats.stop()
+
+
 def test_the_traffic_of_inactive_agents_is_forgotten() -> None:
     clock = ManualClock(start=1000)
     store = MemoryStore(clock=clock)

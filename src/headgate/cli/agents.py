@@ -88,7 +88,13 @@ def _registered(hub: HubApi, active: dict[str, dict[str, Any]]) -> list[dict[str
 def _status(hub: HubApi, agent: str) -> dict[str, Any]:
     """The state of an agent, as the list of active ones has it."""
     unknown: dict[str, Any] = {"agent_id": agent, "connected": False, "usage": None, "violations": 0}
-    unknown |= {"violations_last_hour": 0, "wait_left_ms": 0, "rate_limited": False, "exempt": False}
+    unknown |= {
+        "violations_last_hour": 0,
+        "wait_left_ms": 0,
+        "rate_limited": False,
+        "account_full": False,
+        "exempt": False,
+    }
     unknown |= {"override": False, "blocked": False, "denied_per_minute": 0, "role": ""}
     try:
         found = hub.agent(agent)

@@ -67,6 +67,7 @@ class AgentSummary:
     override: bool
     revoked: bool
     blocked: bool
+    account_full: bool
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> "AgentSummary":
@@ -84,6 +85,7 @@ class AgentSummary:
             override=bool(data["override"]),
             revoked=bool(data.get("revoked")),
             blocked=bool(data.get("blocked")),
+            account_full=bool(data.get("account_full")),
         )
 
     @property
@@ -95,6 +97,7 @@ class AgentSummary:
     def marks(self) -> str:
         marks = (
             ("blocked", self.blocked),
+            ("account-full", self.account_full),
             ("exempt", self.exempt),
             ("override", self.override),
             ("revoked", self.revoked),

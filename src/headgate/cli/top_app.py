@@ -53,8 +53,8 @@ q          quit
 ● is connected, ○ is not. The bar is the bucket nearest to its
 limit: green below 50 %, yellow up to 80 %, red above. The wait
 is advised; it is enforced only with backoff.enforce.
-B: blocked. E: exempt. O: override. Keys e, r and a require
-the admin token.
+B: blocked. A: an account above it is full. E: exempt.
+O: override. Keys e, r and a require the admin token.
 
 Press any key to close."""
 
@@ -369,5 +369,10 @@ def _cells(agent: AgentSummary, room: int) -> list[Text]:
         Text(f"{agent.violations:>4}", "red" if agent.violations else "dim"),
         Text(f"{agent.last_hour:>4}", "red" if agent.last_hour else "dim"),
         Text(f"{wait:>5}"),
-        Text("B" if agent.blocked else ("E" if agent.exempt else "") + ("O" if agent.override else ""), "bold"),
+        Text("B" if agent.blocked else _letters(agent), "bold"),
     ]
+
+
+def _letters(agent: AgentSummary) -> str:
+    marks = ("A", agent.account_full), ("E", agent.exempt), ("O", agent.override)
+    return "".join([letter for letter, is_set in marks if is_set])

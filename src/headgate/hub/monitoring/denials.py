@@ -58,9 +58,11 @@ _OTHER: Final = _Action("", OTHER, "")
 class _AgentDenials:
     """The denials of one agent."""
 
-    __slots__ = ("actions", "last", "total")
+    __slots__ = ("account_full", "actions", "last", "total")
 
     def __init__(self, now: int) -> None:
+        self.account_full: int | None = None
+        """When an account above it denied its last hold."""
         self.total = RecentCounts(now)
         self.actions: dict[_Action, RecentCounts] = {}
         self.last: deque[tuple[float, _Action, str, int]] = deque(maxlen=MAX_DENIALS)
@@ -100,6 +102,18 @@ class DenialLog:
         now = self._clock.now()
         found = renew(self._agents, agent, MAX_AGENTS, _AgentDenials, now)
         found.add(now, _Action(channel, action[:_LONGEST], tier), address, wait_ms(decision))
+
+    def hold_decided(self, agent: str, *, account_full: bool) -> None:
+        """Remember whether an account above an agent has denied its last hold. Its denial was added before."""
+        found = self._agents.get(agent)
+        if found is not None:
+            found.account_full = self._clock.now() if account_full else None
+
+    def is_account_full(self, agent: str, within: int) -> bool:
+        """Whether an account above an agent has denied its last hold, and that within so many microseconds."""
+        found = self._agents.get(agent)
+        denied = None if found is None else found.account_full
+        return denied is not None and self._clock.now() - denied < within
 
     def per_minute(self, agent: str) -> int:
         """The number of an agent's denials in the last minute."""

@@ -205,11 +205,14 @@ class Stats:
         resource, outcome = event.resource or NO_LIMIT, event.outcome
         self.holds[resource, outcome.value] += 1
         self._add_traffic(event.agent, _OUTCOMES.index(outcome) % 3)
+        levels, depth = self._gate.effective.accounts.levels, level_of(event.account)
+        above = bool(event.account) and depth < len(levels) - 2  # the last two are the agent and its session
         if outcome is Outcome.DENY:
             self.denials.add(event.agent, "hold", event.tool, resource, "", event.decision)
-            levels, depth = self._gate.effective.accounts.levels, level_of(event.account)
             level = levels[depth] if event.account and depth < len(levels) else NO_LIMIT  # a reload may have removed it
             self.hold_denials[level, resource] += 1
+        full = above and outcome is Outcome.DENY and not event.decision.degraded
+        self.denials.hold_decided(event.agent, account_full=full)
 
     @property
     def outage_us(self) -> int:
@@ -237,6 +240,10 @@ class Stats:
         """The agents with violations in the last hour, worst first."""
         found = [Offender(*one) for one in self.violations_last_hour().items()]
         return sorted(found, key=lambda one: (-one.violations, one.agent_id))
+
+    def is_account_full(self, agent: str) -> bool:
+        """Whether an account above an agent has denied its last hold here, within the quiet period of violations."""
+        return self.denials.is_account_full(agent, microseconds("quiet", self._gate.policy.backoff.quiet))
 
     def limited(self) -> set[str]:
         """The agents that are rate limited now, as far as this hub knows: by violations here. Exempt ones are not."""
