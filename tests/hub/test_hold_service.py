@@ -93,6 +93,19 @@ def refused(answer: httpx.Response) -> tuple[int, str, str]:
     return answer.status_code, found["error"], found["detail"]
 
 
+def test_a_denied_hold_has_the_address_of_the_agent_that_asked(tenant: Tenant) -> None:
+    def addresses(agent: str) -> list[str]:
+        return [one["address"] for one in tenant.admin.get(f"/api/admin/agents/{agent}").json()["denials"]]
+
+    for more in ({}, {"timeout": 0.01}):
+        assert tenant.planner.post("/v1/holds", json={"costs": {"usd": "6"}, **more}).status_code == 429
+    assert addresses("planner") == ["127.0.0.1", "127.0.0.1"]
+    denied = tenant.admin.post("/v1/holds", json={"costs": {"usd": "6"}, "agent": "writer"})
+    assert denied.status_code == 429
+    assert not tenant.hub.hub.gate.hold("writer", {"usd": "6"})
+    assert addresses("writer") == ["", ""], "an admin's address isn't the agent's"
+
+
 # The verbs ------------------------------------------------------------------------------------------------------------
 
 

@@ -28,6 +28,7 @@ from headgate.hub.api.responses import ApiResponse, DeniedBody, encode_headers
 from headgate.hub.api.routing import Access, Body, Call, Route
 from headgate.hub.errors import BLOCKED_BY_OPERATOR, RequestError, stopping_error
 from headgate.hub.monitoring.health import Health
+from headgate.hub.monitoring.stats import holds_from
 from headgate.hub.sockets.frames import AMOUNT_PATTERN, HOLD_ID_PATTERN, AgentId, SessionId
 from headgate.limits.decision import Decision
 from headgate.limits.numbers import LARGEST
@@ -251,7 +252,8 @@ async def _hold(call: Call, gate: Gate, health: Health, guard: StoreGuard) -> Ho
         timeout=body.timeout,
         hold_id=body.id,
     )
-    hold = await _wait_in_line(call, health, guard, pending) if body.timeout else await pending
+    with holds_from(call.address if agent == call.agent else ""):  # an admin's address isn't the agent's
+        hold = await _wait_in_line(call, health, guard, pending) if body.timeout else await pending
     return _answer(hold) if hold else _denial(gate, hold, hold.decision)
 
 

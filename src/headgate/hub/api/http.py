@@ -125,7 +125,16 @@ class Api:
         by = f"{caller.name or caller.role} at {address}" if caller.role else caller.agent
         admit_again = self._admit_again(caller, route, revocations, address)
         hung_up = partial(_hung_up, receive)
-        call = Call(caller=caller, by=by, parts=parts, query=query, body=body, hung_up=hung_up, admit_again=admit_again)
+        call = Call(
+            caller=caller,
+            by=by,
+            address=address,
+            parts=parts,
+            query=query,
+            body=body,
+            hung_up=hung_up,
+            admit_again=admit_again,
+        )
         answer = await route.handler(call)
         if isinstance(answer, ApiResponse):
             return answer

@@ -37,6 +37,8 @@ class Call:
     caller: Holder
     by: str
     """The caller, in words for the record of changes."""
+    address: str
+    """Where the request came from."""
     parts: dict[str, str]
     """The values of the named parts of the path."""
     query: Any

@@ -3,6 +3,9 @@
 from array import array
 from bisect import bisect_left
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from time import perf_counter_ns
 from typing import Final
 
@@ -34,6 +37,19 @@ NO_LIMIT: Final = "none"
 
 Point = tuple[int, int, int]
 """The numbers of allowed, warned and denied requests in one slot."""
+
+
+_hold_address: Final = ContextVar("hold_address", default="")
+
+
+@contextmanager
+def holds_from(address: str) -> Iterator[None]:
+    """The holds that are asked for in this block come from an address."""
+    before = _hold_address.set(address)
+    try:
+        yield
+    finally:
+        _hold_address.reset(before)
 
 
 class Offender(Struct):
@@ -208,7 +224,7 @@ class Stats:
         levels, depth = self._gate.effective.accounts.levels, level_of(event.account)
         above = bool(event.account) and depth < len(levels) - 2  # the last two are the agent and its session
         if outcome is Outcome.DENY:
-            self.denials.add(event.agent, "hold", event.tool, resource, "", event.decision)
+            self.denials.add(event.agent, "hold", event.tool, resource, _hold_address.get(), event.decision)
             level = levels[depth] if event.account and depth < len(levels) else NO_LIMIT  # a reload may have removed it
             self.hold_denials[level, resource] += 1
         full = above and outcome is Outcome.DENY and not event.decision.degraded
