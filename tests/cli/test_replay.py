@@ -9,6 +9,7 @@ import resource
 import stat
 import sys
 import threading
+import tomllib
 from functools import partial
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -452,6 +453,24 @@ def test_colours_on_a_terminal_unless_they_are_forbidden(log: str) -> None:
     plain = on_terminal("replay", log, columns=120, more={"NO_COLOR": "1"})
     assert "\x1b" not in plain
     assert re.sub(r"\x1b\[\d*m", "", coloured) == plain
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_the_report_fits_the_terminal(columns: int, tmp_path: Path) -> None:
+    rows = [(second, f"agent-{second % 7}", tier) for second in range(50) for tier in ("heavy", "normal", "light")]
+    log = write_csv(tmp_path, [*rows, (3, "an-agent-with-a-name-of-some-length", "none of the tiers")])
+    policy = tmp_path / "next.toml"
+    policy.write_text('[limits]\nheavy = "40/minute"\n')
+    shown = on_terminal(
+        "replay", log, "--compare", str(policy), "--suggest", "1%", columns=columns, more={"NO_COLOR": "1"}
+    )
+    assert [line for line in shown.splitlines() if len(line) > columns] == []
+    bars = re.findall(r"^(?:allowed|warned|denied|more|fewer) +(.*?)  max [1-9]", shown, re.MULTILINE)
+    assert len({len(bar) for bar in bars}) == 1
+    assert "an-agent-with-a-name-of-some-length,noneofthetiers" in "".join(shown.split())
+    suggested = tomllib.loads(shown[shown.index("# Denies at most") :])["limits"]
+    assert suggested.keys() == {"light", "normal", "heavy"}
+    assert "one less a minute would deny" in " ".join(shown.replace("# ", "").split())
 
 
 # Progress ------------------------------------------------------------------------------------------------------------

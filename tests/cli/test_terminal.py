@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from headgate import Policy
 from headgate.cli import main, terminal
 from headgate.cli.account_limits import COLUMNS
-from headgate.cli.terminal import Cell, Column, display_width, table_text, truncate, wrap
+from headgate.cli.terminal import Cell, Column, display_width, print_text, table_text, truncate, wrap
 from headgate.errors import printable
 from tests.support.cli import Terminal, on_terminal, run
 from tests.support.hub import ADMIN, Running, running
@@ -119,6 +119,19 @@ def test_a_table_fits_every_terminal_and_loses_nothing(
     values = [(column, str(value)) for row in rows for column, value in zip(titles, row, strict=True)]
     assert [value for column, value in values if column.right and value not in text] == []  # numbers aren't broken
     assert [piece for _, value in values for piece in value.replace("/", "/ ").split() if piece not in text] == []
+
+
+def test_a_text_wraps_on_a_terminal_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "line 1: not an access log line: a\x1b[2J"
+    with capsys.disabled(), monkeypatch.context() as patch:
+        at_width(20, patch)
+        print_text(text, indent="  ")
+        print_text("it fits into 20, all")
+        assert isinstance(sys.stdout, Screen)
+        shown = sys.stdout.getvalue()
+    assert shown == "  line 1: not an\n    access log line:\n    a\\x1b[2J\nit fits into 20, all\n"
+    print_text(text, indent="  ")
+    assert capsys.readouterr().out == "  line 1: not an access log line: a\\x1b[2J\n"
 
 
 def test_a_table_wraps_moves_together_and_becomes_blocks_on_narrower_terminals(monkeypatch: pytest.MonkeyPatch) -> None:

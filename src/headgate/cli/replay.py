@@ -27,8 +27,11 @@ from headgate.cli.terminal import (
     coloured,
     print_json,
     print_table,
+    print_text,
+    terminal_width,
+    wrap,
 )
-from headgate.errors import HeadgateError, InvalidInput, printable
+from headgate.errors import HeadgateError, InvalidInput
 from headgate.gate.policy import UNKNOWN_TIER, Policy
 from headgate.replay.options import FIELDS, FORMATS, KEYS, LogOptions, RouteRule
 
@@ -40,7 +43,8 @@ _SHARE: Final = "0.1%"
 _SHORT_NUMBER: Final = re.compile(r"[0-9./]{1,40}(e-?[0-9]{1,2})?", re.IGNORECASE)  # a fraction is exact at any size
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _PLAIN_BARS: Final = " .:-=+*#@"
-_COLUMNS: Final = 60  # of the timeline
+_COLUMNS: Final = 60  # of the timeline, at most
+_NAME: Final = 9  # columns of the names beside it
 _SHOWN_ALERTS: Final = 5
 _SHOWN_SPENT: Final = 50
 
@@ -209,29 +213,30 @@ def _print_summary(report: "Report") -> None:
         _print_changed("no longer denied", difference.no_longer_denied, difference.worst_no_longer_denied)
     if report.suggestions is not None:
         _title("suggested limits")
-        print(report.toml(), end="")
+        _print_toml(report.toml())
 
 
 def _print_facts(report: "Report") -> None:
     lines = report.lines
     for log in report.logs:
-        print(f"{printable(log.name)}: {_many(log.lines, 'line')} read as {log.format}, {log.used:,} used")
+        print_text(f"{log.name}: {_many(log.lines, 'line')} read as {log.format}, {log.used:,} used")
         if log.damage:
-            print(f"  {coloured(log.damage, YELLOW, sys.stdout)}")
+            print_text(log.damage, YELLOW, indent="  ")
     agents = _many(report.agents, "agent")
     agents = agents if report.agents_complete else f"more than {agents}"
-    print(f"from {report.first} to {report.last} ({_span(report.seconds)}), {agents}")
+    print_text(f"from {report.first} to {report.last} ({_span(report.seconds)}), {agents}")
     if lines.late:
-        print(f"{_many(lines.late, 'line')} out of order, by up to {_span(lines.late_by)}: counted at the time before")
+        late = f"{_many(lines.late, 'line')} out of order, by up to {_span(lines.late_by)}"
+        print_text(f"{late}: counted at the time before")
     if lines.skipped:
-        print(f"{_many(lines.skipped, 'line')} without a user skipped")
+        print_text(f"{_many(lines.skipped, 'line')} without a user skipped")
     if report.unknown_actions:
-        names = ", ".join([printable(action) for action in report.unknown_actions])
-        print(f"actions that the policy doesn't classify, counted as normal: {names}")
+        names = ", ".join(report.unknown_actions)
+        print_text(f"actions that the policy doesn't classify, counted as normal: {names}")
     if lines.malformed:
-        print(coloured(f"{_many(lines.malformed, 'malformed line')}; the first:", YELLOW, sys.stdout))
+        print_text(f"{_many(lines.malformed, 'malformed line')}; the first:", YELLOW)
         for one in report.first_malformed:
-            print(f"  {printable(one.log)} line {one.line}: {one.reason}: {one.text}")
+            print_text(f"{one.log} line {one.line}: {one.reason}: {one.text}", indent="  ")
 
 
 def _print_timeline(policy: "PolicyReport", interval: float) -> None:
@@ -242,12 +247,25 @@ def _print_timeline(policy: "PolicyReport", interval: float) -> None:
 
 
 def _together(policy: "PolicyReport") -> int:
-    """Number of intervals per column."""
-    return -(-len(policy.timeline) // _COLUMNS)
+    """Number of intervals per column: so many that the bars fit into the terminal, with what is beside them."""
+    room, intervals = terminal_width(), len(policy.timeline)
+    together = -(-intervals // _COLUMNS)
+    if room is None:
+        return together
+    counts = [one.outcomes.requests for one in policy.timeline]
+    while together < intervals:
+        most = max(_sums(counts, together))
+        if _NAME + -(-intervals // together) + len(_most(most)) <= room:
+            break
+        together += 1
+    return together
 
 
 def _joined(policy: "PolicyReport", outcome: str, together: int) -> list[int]:
-    counts = [getattr(one.outcomes, outcome) for one in policy.timeline]
+    return _sums([getattr(one.outcomes, outcome) for one in policy.timeline], together)
+
+
+def _sums(counts: Sequence[int], together: int) -> list[int]:
     return [sum(counts[place : place + together]) for place in range(0, len(counts), together)]
 
 
@@ -256,7 +274,11 @@ def _print_bars(name: str, counts: Sequence[int], colour: str) -> None:
     bars = _BARS if (sys.stdout.encoding or "").lower().startswith("utf") else _PLAIN_BARS
     most = max(counts)
     shown = "".join([bars[-(-count * (len(bars) - 1) // (most or 1))] for count in counts])
-    print(f"{name:<8} {coloured(shown, colour, sys.stdout)}  max {most:,}")
+    print(f"{name:<{_NAME}}{coloured(shown, colour, sys.stdout)}{_most(most)}")
+
+
+def _most(count: int) -> str:
+    return f"  max {count:,}"
 
 
 def _print_agents(policy: "PolicyReport") -> None:
@@ -265,7 +287,7 @@ def _print_agents(policy: "PolicyReport") -> None:
     how = "denied or shadowed" if policy.outcomes.shadowed else "denied"
     _title(f"{_many(policy.agents_denied, 'agent')} {how}; the worst:")
     if policy.agents_short_by:
-        print(f"numbers of denials may be short by up to {policy.agents_short_by:,}")
+        print_text(f"numbers of denials may be short by up to {policy.agents_short_by:,}")
     columns = [Column("agent", elastic=True)]
     columns += [Column(name, right=True) for name in ("requests", "denied", "share", "shadowed", "alerts")]
     columns += [Column("first denied"), Column("last denied")]
@@ -282,7 +304,7 @@ def _print_alerts(policy: "PolicyReport") -> None:
     if policy.alerts:
         _title(_many(policy.alerts, "alert"))
         for alert in policy.first_alerts[:_SHOWN_ALERTS]:
-            print(f"{alert.time}  {printable(alert.agent)}")
+            print_text(f"{alert.time}  {alert.agent}")
         if policy.alerts > _SHOWN_ALERTS:
             print(f"and {policy.alerts - _SHOWN_ALERTS:,} more")
 
@@ -306,9 +328,9 @@ def _print_accounts(policy: "PolicyReport") -> None:
         shown = found.spent[:_SHOWN_SPENT]
         print_table(columns, [[one.account or "-", one.resource, one.amount] for one in shown])
         if len(found.spent) > len(shown):
-            print(f"and more, of {_many(found.accounts, 'account')} in all; --json has them")
+            print_text(f"and more, of {_many(found.accounts, 'account')} in all; --json has them")
     for reason, count in found.refused.items():
-        print(coloured(f"{_many(count, 'hold')} not counted: {printable(reason)}", YELLOW, sys.stdout))
+        print_text(f"{_many(count, 'hold')} not counted: {reason}", YELLOW)
 
 
 def _print_difference(report: "Report") -> None:
@@ -330,7 +352,22 @@ def _print_difference(report: "Report") -> None:
 
 
 def _title(text: str) -> None:
-    print(f"\n{coloured(printable(text), BOLD, sys.stdout)}")
+    print()
+    print_text(text, BOLD)
+
+
+def _print_toml(text: str) -> None:
+    """Print limits. A comment that doesn't fit beside its line into the terminal stands above it."""
+    room = terminal_width()
+    for line in text.splitlines():
+        setting, mark, comment = line.partition("# ")
+        if room is None or len(line) <= room or not mark:
+            print(line)
+            continue
+        for part in wrap(comment, max(room - len(mark), 1)):
+            print(mark + part)
+        if setting:
+            print(setting.rstrip())
 
 
 def _cells(counts: "OutcomeCounts") -> list[str | Cell]:

@@ -143,6 +143,22 @@ def coloured(text: str, colour: str, out: TextIO) -> str:
     return f"\x1b[{colour}m{text}\x1b[0m"
 
 
+def terminal_width() -> int | None:
+    """The columns of the terminal on standard output; None for a file or a pipe, where nothing is cut or wrapped."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def print_text(text: str, colour: str = "", *, indent: str = "") -> None:
+    """Print a text with unprintable characters escaped. On a terminal it wraps, its further lines indented by two."""
+    text, room = printable(text), terminal_width()
+    first, *rest = [text] if room is None else wrap(text, max(room - len(indent) - 2, _NARROWEST))
+    if room is not None and display_width(indent + text) <= room:
+        first, rest = text, []
+    print(indent + coloured(first, colour, sys.stdout))
+    for line in rest:
+        print(f"{indent}  {coloured(line, colour, sys.stdout)}")
+
+
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str | Cell]]) -> None:
     print(table_text(columns, rows))
 
@@ -159,8 +175,9 @@ def table_text(columns: Sequence[Column], rows: Sequence[Sequence[str | Cell]]) 
         cells.append([Cell(printable(one.text), one.colour) for one in given])
     widths = [max([display_width(row[place].text) for row in cells]) for place in range(len(columns))]
     between = "  "
-    if out.isatty():
-        room, gaps = shutil.get_terminal_size().columns, len(columns) - 1
+    room = terminal_width()
+    if room is not None:
+        gaps = len(columns) - 1
         natural = widths
         widths = _shrink(columns, cells, natural, room - 2 * gaps)
         if sum(widths) + 2 * gaps > room:
