@@ -106,6 +106,20 @@ def test_a_denied_hold_has_the_address_of_the_agent_that_asked(tenant: Tenant) -
     assert addresses("writer") == ["", ""], "an admin's address isn't the agent's"
 
 
+@pytest.mark.parametrize("number", ["1e400", "1e-400", "0." + "0" * 400 + "1"])
+def test_a_number_beyond_all_doubles_is_refused_not_rounded(tenant: Tenant, number: str) -> None:
+    held = hold(tenant.planner, {"usd": "0.5"}, id="one")
+    for path, field in (
+        ("", "costs"), ("/one/settle", "costs"), ("/one/extend", "total"), ("/one/extend", "costs"),
+    ):  # fmt: skip
+        answer = tenant.planner.post(f"/v1/holds{path}", content=f'{{"{field}": {{"usd": {number}}}}}')
+        expected = f"body: Number out of range - at `$.{field}[...]`; expected 0, or a number whose size is from"
+        assert refused(answer) == (400, "invalid", f"{expected} 5e-324 to 1.7e308")
+    answer = tenant.planner.post("/v1/holds/one/extend", content=f'{{"lease": {number}}}')
+    assert (answer.status_code, answer.json()["detail"][:37]) == (400, "body: Number out of range - at `$.lea")
+    assert tenant.planner.get("/v1/holds/one").json() == held
+
+
 # The verbs ------------------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.hub.errors import RequestError
-from headgate.hub.json_bounds import MAX_DIGITS, TOO_LARGE, check_numbers
+from headgate.hub.json_bounds import MAX_DIGITS, TOO_LARGE, check_numbers, expose_underflow
 from tests.support.hub import running
 
 
@@ -38,6 +38,31 @@ def test_digits_in_strings_are_no_numbers(text: str) -> None:
 @pytest.mark.parametrize("where", range(0, 2 * MAX_DIGITS, 7))
 def test_many_digits_are_found_wherever_they_are(where: int) -> None:
     assert not accepted(json.dumps("x" * where)[:-1] + '", ' + "9" * (MAX_DIGITS + 1))
+
+
+@pytest.mark.parametrize(
+    "number", ["1e-400", "-1E-400", "0." + "0" * 400 + "1", "2e-324", "0." + "0" * 250 + "1e-99", "12.5e-0009999"]
+)
+def test_a_number_that_a_double_would_round_to_0_is_exposed(number: str) -> None:
+    assert not float(number)
+    assert expose_underflow(f'{{"a": [{number},1], "b\\" {number}": "{number}"}}') == (
+        f'{{"a": [1e999,1], "b\\" {number}": "{number}"}}'
+    )
+
+
+@pytest.mark.parametrize(
+    "number", ["0", "-0.0", "0e-400", "0." + "0" * 400, "5e-324", "1e-300", "1" + "0" * 300, "1e99"]
+)
+def test_other_numbers_are_left_as_they_are(number: str) -> None:
+    text = f'{{"a": {number}, "1e-400": "{number}"}}'
+    assert expose_underflow(text) == text
+
+
+def test_a_body_that_is_passed_on_keeps_a_number_that_a_double_would_round_to_0() -> None:
+    with running() as hub, hub.agent_and_http("planner") as (planner, http):
+        assert http.post("/api/messages", content='{"to": "planner", "body": [1e-400]}').is_success
+        heard = planner.socket.recv()
+        assert "[1e-400]" in heard
 
 
 @pytest.mark.parametrize("number", ["9" * 5000, "1e999"])

@@ -24,6 +24,11 @@ _NO_BRACKETS: Final = re.compile(r"[^\[\]{}]+")
 _RUNS: Final = re.compile(r"(\[*)(\]*)")
 _REMOVED: Final = 8  # innermost levels that are removed at once: otherwise many shallow arrays would be many runs
 
+_SMALL: Final = re.compile(r"[eE]-0*[1-9]\d\d", re.ASCII)
+_MANY_ZEROS: Final = "0" * 200
+_STRING_OR_NUMBER: Final = re.compile(rf"{_STRING}|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?", re.DOTALL | re.ASCII)
+_BEYOND_DOUBLES: Final = "1e999"
+
 _STRINGS_IN_BYTES: Final = re.compile(_STRING.encode(), re.DOTALL)
 _EXPONENT: Final = re.compile(rb"\d[eE]\+?0*(?:[2-9]\d\d|[1-9]\d{3})")
 _SHAPES: Final = bytes.maketrans(b"123456789E", b"000000000e")
@@ -56,3 +61,21 @@ def check_numbers(body: bytes) -> None:
         numbers = _STRINGS_IN_BYTES.sub(b'""', body)
         if _MANY_DIGITS in numbers.translate(_SHAPES) or _EXPONENT.search(numbers):
             raise RequestError(400, "invalid", TOO_LARGE)
+
+
+def expose_underflow(text: str) -> str:
+    """Valid JSON in which every number that a double would round to 0 is one that no double can hold.
+
+    A reader of doubles refuses that, with the place where it is, but would have read the other as 0. Other JSON is
+    returned as it is.
+    """
+    if _SMALL.search(text) or _MANY_ZEROS in text:  # no other number is so small
+        return _STRING_OR_NUMBER.sub(_expose, text)
+    return text
+
+
+def _expose(found: re.Match[str]) -> str:
+    token = found[0]
+    if token[0] == '"' or float(token) or not re.split("[eE]", token)[0].strip("-0."):
+        return token
+    return _BEYOND_DOUBLES

@@ -24,7 +24,7 @@ from headgate.hub.api.allowed_hosts import AllowedHosts
 from headgate.hub.api.responses import ApiResponse, Headers, RequestDenied, error_response
 from headgate.hub.api.routing import Access, Call, Route, Router
 from headgate.hub.errors import RequestError
-from headgate.hub.json_bounds import check_depth
+from headgate.hub.json_bounds import check_depth, expose_underflow
 from headgate.hub.monitoring.stats import Stats
 from headgate.hub.settings import HubSettings
 from headgate.hub.sockets.frames import MALFORMED, explain
@@ -282,15 +282,25 @@ def _decoded(body: bytes, kind: Any) -> Any:
         raise RequestError(400, "invalid", f"body: {explain(error)}") from error
     try:
         found = msgspec.json.decode(text, type=kind)
+        if _has_doubles(kind) and (exposed := expose_underflow(text)) != text:
+            msgspec.json.decode(exposed, type=kind)  # what isn't read here, such as the payload of a task, may stay
     except MALFORMED as error:
         raise RequestError(400, "invalid", f"body: {_explain_place(error, text, kind)}") from error
     check_depth(text)
     return found
 
 
+@cache
+def _has_doubles(kind: Any) -> bool:
+    """Whether a number in a body is read as a double."""
+    return b'"number"' in msgspec.json.encode(msgspec.json.schema(kind))
+
+
 def _explain_place(error: Exception, text: str, kind: Any) -> str:
     """Why a body is invalid, with what the JSON library leaves out: the key in a table, or the fields there are."""
     told = explain(error)
+    if told.startswith("Number out of range"):
+        return f"{told}; expected 0, or a number whose size is from 5e-324 to 1.7e308"
     is_struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
     if is_struct and told.startswith("Object contains unknown field") and " at " not in told:
         return f"{told}; the fields are {', '.join([field.encode_name for field in msgspec.structs.fields(kind)])}"
