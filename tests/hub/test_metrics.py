@@ -21,7 +21,9 @@ from headgate import ManualClock, MemoryStore, Outcome, Policy, RedisStore, per_
 from headgate.gate.policy import PURPOSES
 from headgate.hub.app import Hub
 from headgate.hub.monitoring.metrics import MEDIA, METRICS, exposition
+from headgate.stores import traffic
 from headgate.stores.base import Ask, Verb
+from headgate.stores.redis import batching
 from tests.support.hub import ADMIN, VIEWER, hub_settings, running
 from tests.support.prometheus import DOCS, Series, samples, scrape, value, within
 from tests.support.valkey import PATIENCE, Server, wait_for
@@ -433,3 +435,26 @@ def test_an_outage_is_measured() -> None:
         assert check()
         clock.advance(5.5)
         assert measured() == (1, 2, 35.5)
+
+
+def test_a_mistake_that_degrades_decisions_is_seen_in_the_health(
+    redis_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mistaken(*_: Any) -> None:
+        raise TypeError("planner's secret")
+
+    with store_at(redis_server) as store, running(store=store) as hub, hub.http(ADMIN) as admin:
+
+        def health() -> tuple[str, str, list[str]]:
+            found = admin.get("/api/health").json()
+            assert found["problems"] == admin.get("/api/dashboard/state").json()["summary"]["problems"]
+            return found["status"], found["store"], found["problems"]
+
+        assert health() == ("ok", "ok", [])
+        with monkeypatch.context() as patch:
+            patch.setattr(batching, "read_all", mistaken)
+            assert hub.run(hub.hub.stats.check("planner", "ws", "light"))[1].degraded
+        told = "decisions are degraded by a mistake in the program (TypeError); the log has it"
+        assert health() == ("degraded", "ok", [told])
+        monkeypatch.setattr(traffic, "_RECENT", 0.0)
+        assert health() == ("ok", "ok", [])

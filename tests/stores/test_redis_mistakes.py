@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headgate import Decision, Limiter, per_day
+from headgate.stores import traffic
 from headgate.stores.redis import RedisStore, batching
 from tests.support.redis_store import POLICIES
 from tests.support.valkey import PATIENCE, Server
@@ -39,6 +40,9 @@ async def test_a_mistake_is_logged_once_and_only_its_requests_are_decided_here(
         assert (await check(limiter, kind)).remaining == 95, "the server has counted all, and is asked again"
         assert events == []
         assert (store.traffic.errors, store.traffic.requests) == (3, 5)
+        assert store.traffic.recent_mistake == error.__name__
+        monkeypatch.setattr(traffic, "_RECENT", 0.0)
+        assert store.traffic.recent_mistake == "", "after a while"
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     assert record.getMessage() == f"decisions are degraded by a mistake: {error.__name__}: a bug"

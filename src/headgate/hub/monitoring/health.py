@@ -46,6 +46,8 @@ class Health:
         found = []
         if self.degraded:
             found.append("the store can't be reached")
+        if self._server is not None and (mistake := self._server.traffic.recent_mistake):
+            found.append(f"decisions are degraded by a mistake in the program ({mistake}); the log has it")
         if self._guard.reason:
             found.append(f"{self._guard.reason}: nobody can register or hold, and limits can't be changed")
         failures = dict.fromkeys(file.failure for file in self._files if file.failure)

@@ -84,7 +84,7 @@ class ScriptRunner:
         if isinstance(error, ERRORS):
             self.record_failure(error)
         else:
-            self.traffic.failed()
+            self.traffic.mistaken(error)
             self.log(logging.ERROR, f"decisions are degraded by a mistake: {describe_error(error)}", error)
 
     def record_failure(self, error: BaseException) -> StoreAway:
