@@ -14,7 +14,7 @@ import pytest
 
 from headgate.hub.settings import HubSettings, variable
 from tests.support.dockerfile import instructions, variables
-from tests.support.ports import nobody
+from tests.support.ports import unused_port
 from tests.support.valkey import PATIENCE, wait_for
 
 pytestmark = pytest.mark.once
@@ -93,7 +93,7 @@ def test_its_commands_make_a_hub_that_runs_as_another_user(place: Path) -> None:
     (probe,) = [one.command for one in FOUND if one.name == "HEALTHCHECK"]
     settings = {name: moved(value, place) for name, value in variables(FOUND, FINAL).items()}
     settings |= {"PATH": settings["PATH"].replace("$PATH", "/usr/bin:/bin"), "HEADGATE_HOST": "127.0.0.1"}
-    with nobody() as port:
+    with unused_port() as port:
         settings["HEADGATE_PORT"] = str(port)
 
         def healthy() -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from headgate._version import VERSION
-from tests.support.hub_process import RAISED, Program, program
+from tests.support.hub_process import RAISED, HubProcess, hub_process
 from tests.support.valkey import PATIENCE, wait_for
 
 pytestmark = pytest.mark.once
@@ -41,7 +41,7 @@ def run(text: str, cwd: Path, **variables: str | None) -> subprocess.CompletedPr
 class Publisher:
     """An agent that publishes without a pause, and counts what was acknowledged."""
 
-    def __init__(self, hub: Program, token: str) -> None:
+    def __init__(self, hub: HubProcess, token: str) -> None:
         self.acknowledged = 0
         self._stopped = False
         self._hub, self._token = hub, token
@@ -61,7 +61,7 @@ class Publisher:
 
 
 @contextmanager
-def publishing(hub: Program) -> Iterator[Publisher]:
+def publishing(hub: HubProcess) -> Iterator[Publisher]:
     publisher = Publisher(hub, hub.register("publisher"))
     try:
         wait_for(lambda: publisher.acknowledged > 10, "some messages")
@@ -70,7 +70,7 @@ def publishing(hub: Program) -> Iterator[Publisher]:
         publisher.stop()
 
 
-def fill(hub: Program) -> dict[str, str]:
+def fill(hub: HubProcess) -> dict[str, str]:
     """Make some of everything that a hub stores; the tokens of its agents."""
     tokens = {name: hub.register(name) for name in ("planner", "reader")}
     with hub.http() as admin, hub.http(tokens["planner"]) as planner:
@@ -88,7 +88,7 @@ def fill(hub: Program) -> dict[str, str]:
     return tokens
 
 
-def stored(hub: Program, tokens: dict[str, str]) -> dict[str, Any]:
+def stored(hub: HubProcess, tokens: dict[str, str]) -> dict[str, Any]:
     """What a hub has stored."""
     with hub.http() as admin, hub.http(tokens["reader"]) as reader, hub.http(tokens["planner"]) as planner:
         limits, agents = "/api/admin/rate-limits", admin.get("/api/admin/agents").raise_for_status().json()
@@ -107,7 +107,7 @@ def test_a_backup_of_a_busy_hub_is_complete(tmp_path: Path) -> None:
     config, data, backups = tmp_path / "headgate.toml", tmp_path / "lib" / "headgate", tmp_path / "backups"
     config.write_text(f"{RAISED}\n[hub]\nmax_history = 1000000\n")
     backup, restore = commands("Back up")[0], commands("Restore")[0]
-    with program(data, "--config", str(config)) as hub:
+    with hub_process(data, "--config", str(config)) as hub:
         tokens = fill(hub)
         with publishing(hub) as publisher:
             before = stored(hub, tokens)
@@ -132,7 +132,7 @@ def test_a_backup_of_a_busy_hub_is_complete(tmp_path: Path) -> None:
 
     text = re.sub(r"/var/backups/headgate/\S+", str(made), restore).replace("/var/lib/headgate", str(data))
     assert run(text, tmp_path).returncode == 0
-    with program(data, "--config", str(config)) as hub:
+    with hub_process(data, "--config", str(config)) as hub:
         assert stored(hub, tokens) == before
         with hub.http(tokens["planner"]) as planner:
             messages = planner.get("/api/channels/general/messages?limit=100").raise_for_status().json()["messages"]

@@ -10,7 +10,7 @@ from headgate import Policy
 from headgate.gate.changes import exemption
 from tests.support.agent_connections import ping
 from tests.support.browser import STILL, Visitors, agent_page, card, names, pass_time, press, row
-from tests.support.hub import ADMIN, VIEWER, Running, running
+from tests.support.hub import ADMIN, VIEWER, HubServer, hub_server
 
 AT_HOME = {"exempt": ["127.0.0.1"]}  # many agents come from one address here
 TALL = "document.documentElement.scrollHeight / innerHeight"
@@ -18,9 +18,9 @@ DRAWN = 60  # rows at most, of a window of 900 pixels
 
 
 @pytest.fixture(scope="module")
-def crowd() -> Iterator[Running]:
+def crowd() -> Iterator[HubServer]:
     """A hub with more agents than are sent to dashboards."""
-    with running() as hub:
+    with hub_server() as hub:
         agents = [f"agent-{number:04}" for number in range(2012)]
         hub.run(hub.hub.gate.achange([exemption(name, True) for name in agents]))
         yield hub
@@ -35,7 +35,7 @@ def heads(page: Page) -> dict[str, str]:
 def test_b7_search_filters_and_orders_among_300_agents(visitors: Visitors) -> None:
     with ExitStack() as stack:
         policy = Policy(limits={"light": "20/minute"}, addresses=AT_HOME)
-        hub = stack.enter_context(running(policy, max_connections_per_address=1000))
+        hub = stack.enter_context(hub_server(policy, max_connections_per_address=1000))
         http = stack.enter_context(hub.http(ADMIN))
         agents = [f"agent-{number:03}" for number in range(300)]
         wires = {name: stack.enter_context(hub.agent(name)) for name in agents}
@@ -104,7 +104,7 @@ def test_b7_search_filters_and_orders_among_300_agents(visitors: Visitors) -> No
         expect(page.locator("#count")).to_have_text("299 of 299 shown")
 
 
-def test_b7_2000_agents_take_a_page_of_bounded_height(visitors: Visitors, crowd: Running) -> None:
+def test_b7_2000_agents_take_a_page_of_bounded_height(visitors: Visitors, crowd: HubServer) -> None:
     page = visitors.come(crowd, VIEWER)
     expect(page.locator("#count")).to_have_text("2,000 of 2,012 shown")
     expect(page.locator("#more")).to_contain_text("12 more are not listed")
@@ -133,7 +133,7 @@ def test_b7_2000_agents_take_a_page_of_bounded_height(visitors: Visitors, crowd:
 
 
 def test_b7_the_table_is_used_by_the_keyboard(
-    visitors: Visitors, crowd: Running, axe: Callable[[Page], list[str]]
+    visitors: Visitors, crowd: HubServer, axe: Callable[[Page], list[str]]
 ) -> None:
     page = visitors.come(crowd, VIEWER)
     expect(page.locator("#count")).to_have_text("2,000 of 2,012 shown")
@@ -166,7 +166,7 @@ def test_b7_the_table_is_used_by_the_keyboard(
 
 @pytest.mark.parametrize("by", ["focus", "pointer"])
 def test_b7_rows_stay_in_place_while_somebody_uses_them(visitors: Visitors, by: str) -> None:
-    with running() as hub, hub.agent("ada") as ada, hub.agent("bob") as bob:
+    with hub_server() as hub, hub.agent("ada") as ada, hub.agent("bob") as bob:
         ping(ada, 10)
         page = visitors.come(hub, ADMIN, time=STILL)
         expect(card(page, "bob")).to_be_visible()
@@ -195,7 +195,7 @@ def test_b7_rows_stay_in_place_while_somebody_uses_them(visitors: Visitors, by: 
         assert names(page) == ["bob", "ada"]
 
 
-def test_b7_the_page_of_an_agent_can_be_linked_and_left(visitors: Visitors, crowd: Running) -> None:
+def test_b7_the_page_of_an_agent_can_be_linked_and_left(visitors: Visitors, crowd: HubServer) -> None:
     page = visitors.come(crowd, ADMIN)
     page.get_by_label("Search agents by name").fill("agent-19")
     expect(page.locator("#count")).to_have_text("100 of 2,012 shown")

@@ -15,7 +15,7 @@ from tests.browser.test_dashboard_for_everybody import Below
 from tests.support.account_alerts import PAYS, spend
 from tests.support.agent_names import BACKWARDS, HOSTILE
 from tests.support.browser import Visitors, agent_page, press, shown_page
-from tests.support.hub import ADMIN, VIEWER, hub_settings, running
+from tests.support.hub import ADMIN, VIEWER, hub_server, hub_settings
 
 SHOTS = os.environ.get("HEADGATE_ACCOUNT_SHOTS", "")
 
@@ -61,7 +61,7 @@ def picture(page: Page, name: str) -> None:
 
 
 def test_f1_accounts_are_a_tree_with_spent_held_and_left_and_it_updates_by_itself(visitors: Visitors) -> None:
-    with running(PAYS) as hub:
+    with hub_server(PAYS) as hub:
         spend(hub, "4")
         page = visitors.come(hub, ADMIN)
         expect(row(page, "acme/search")).to_be_visible()
@@ -92,7 +92,7 @@ def test_f1_what_exempt_and_shadowed_agents_spend_is_in_the_same_figures(
     policy = Policy(
         accounts={"at": {"acme": {"usd": "10/calendar day"}}}, agents={"planner": {"account": "acme"}}, **settings
     )
-    with running(policy) as hub:
+    with hub_server(policy) as hub:
         spend(hub, "4")
         page = visitors.come(hub, ADMIN)
         expect(row(page, "acme").locator(".spent")).to_have_text("4")
@@ -102,7 +102,7 @@ def test_f1_what_exempt_and_shadowed_agents_spend_is_in_the_same_figures(
 
 
 def test_f1_without_accounts_there_is_no_section(visitors: Visitors) -> None:
-    with running() as hub, hub.agent("planner"):
+    with hub_server() as hub, hub.agent("planner"):
         page = visitors.come(hub, ADMIN)
         expect(page.locator("#agents > li")).to_have_count(1)
         expect(page.locator("#accounts-section")).to_be_hidden()
@@ -110,7 +110,7 @@ def test_f1_without_accounts_there_is_no_section(visitors: Visitors) -> None:
 
 
 def test_f1_the_worst_branch_comes_first_and_many_accounts_are_folded(visitors: Visitors) -> None:
-    with running(tree(110)) as hub:
+    with hub_server(tree(110)) as hub:
         spend(hub, "90", "agent-25")  # org-05/team-02
         spend(hub, "50", "agent-7")
         page = visitors.come(hub, ADMIN)
@@ -149,7 +149,7 @@ def test_f1_of_thousands_the_worst_are_shown_and_how_many_more_there_are(
     visitors: Visitors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_ACCOUNTS", 30)
-    with running(tree(330)) as hub:
+    with hub_server(tree(330)) as hub:
         spend(hub, "90", "agent-99")  # org-09/team-03
         page = visitors.come(hub, ADMIN)
         expect(page.locator("#more-accounts")).to_contain_text("and 300 more accounts")
@@ -159,7 +159,7 @@ def test_f1_of_thousands_the_worst_are_shown_and_how_many_more_there_are(
 
 @pytest.mark.parametrize("many", [1, 30, 500])
 def test_f1_accounts_are_accessible(visitors: Visitors, axe: Callable[[Page], list[str]], many: int) -> None:
-    with running(tree(many)) as hub:
+    with hub_server(tree(many)) as hub:
         for number in range(0, many, 3):
             hub.hub.gate.hold(f"agent-{number}", {"usd": str(number % 9)})
         for scheme in ("light", "dark"):
@@ -194,7 +194,7 @@ def test_f1_on_a_phone_each_limit_is_a_line_with_its_change_beneath(
         },
         agents={"planner": {"account": "acme/search"}},
     )
-    with running(policy) as hub:
+    with hub_server(policy) as hub:
         spend(hub, "9.5")
         hub.hub.gate.hold("planner", {"usd": "0.25"})
         page = visitors.come(hub, ADMIN, **PHONE)
@@ -227,7 +227,7 @@ def test_f1_folded_up_the_alert_with_the_largest_share_is_shown(visitors: Visito
         accounts={"at": {"acme": {"usd": "10 in all"}, "initech": {"usd": "10 in all"}}},
         agents={"planner": {"account": "acme"}, "bot": {"account": "initech"}},
     )
-    with running(policy) as hub:
+    with hub_server(policy) as hub:
         spend(hub, "10")
         page = visitors.come(hub, ADMIN, **PHONE)
         expect(page.locator("#alerts li")).to_have_count(1)
@@ -249,7 +249,7 @@ def test_f1_names_of_accounts_are_text(visitors: Visitors) -> None:
         accounts={"at": {hostile: {"usd": "10 in all"}, f"{hostile}/{BACKWARDS}": {"usd": "10 in all"}}},
         agents={"planner": {"account": f"{hostile}/{BACKWARDS}"}},
     )
-    with running(policy) as hub, hub.agent("planner"):
+    with hub_server(policy) as hub, hub.agent("planner"):
         page = visitors.come(hub, ADMIN)
         expect(page.locator("#accounts tr[data-first=true]")).to_have_count(2)
         assert names(page) == [hostile, BACKWARDS]
@@ -262,7 +262,7 @@ def test_f1_names_of_accounts_are_text(visitors: Visitors) -> None:
 
 
 def test_f1_an_alert_of_an_account_is_announced_and_leads_to_it(visitors: Visitors) -> None:
-    with running(PAYS) as hub:
+    with hub_server(PAYS) as hub:
         page = visitors.come(hub, ADMIN)
         expect(row(page, "acme/search")).to_be_visible()
         spend(hub, "8")
@@ -285,7 +285,7 @@ def test_f1_an_alert_of_an_account_is_announced_and_leads_to_it(visitors: Visito
 
 
 def test_f1_an_agents_page_has_its_accounts_and_open_holds(visitors: Visitors) -> None:
-    with running(PAYS) as hub, hub.agent("planner"), hub.agent("stranger"):
+    with hub_server(PAYS) as hub, hub.agent("planner"), hub.agent("stranger"):
         hold = hub.hub.gate.hold("planner", {"usd": "2.5", "tokens": 1200}, session="run-1", lease=90)
         page = visitors.come(hub, ADMIN)
         agent_page(page, "planner")
@@ -308,7 +308,7 @@ def test_f1_an_agents_page_has_its_accounts_and_open_holds(visitors: Visitors) -
 
 
 def test_f1_only_a_budget_in_all_never_resets(visitors: Visitors) -> None:
-    with running(PAYS) as hub, hub.agent("planner"):
+    with hub_server(PAYS) as hub, hub.agent("planner"):
         gate = hub.hub.gate
         gate.set_level_limit("agent", "requests", "1000000 in all")
         gate.set_level_limit("agent", "tokens", "1000000/second")
@@ -323,7 +323,7 @@ def test_f1_only_a_budget_in_all_never_resets(visitors: Visitors) -> None:
 
 @pytest.mark.parametrize("token", [VIEWER, ""], ids=["viewer", "public"])
 def test_f1_only_an_admin_sees_accounts(visitors: Visitors, token: str) -> None:
-    with running(PAYS, public_dashboard=True) as hub, hub.agent("planner"):
+    with hub_server(PAYS, public_dashboard=True) as hub, hub.agent("planner"):
         spend(hub, "9")
         admin = visitors.come(hub, ADMIN)
         expect(row(admin, "acme/search")).to_be_visible()

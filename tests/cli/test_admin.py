@@ -15,9 +15,9 @@ from headgate import Policy
 from headgate.cli.hub_api import HubApi, HubError
 from headgate.hub.monitoring.health import Health
 from tests.support.cli import Command, StartHub
-from tests.support.hub import ADMIN, VIEWER, AgentConnection, Running, hub_settings, running
-from tests.support.ports import nobody
-from tests.support.scripted_server import impostor
+from tests.support.hub import ADMIN, VIEWER, AgentConnection, HubServer, hub_server, hub_settings
+from tests.support.ports import unused_port
+from tests.support.scripted_server import scripted_server
 from tests.support.valkey import PATIENCE
 
 pytestmark = pytest.mark.once
@@ -102,7 +102,7 @@ def test_all_agents_are_those_that_are_registered(
 def test_all_agents_are_listed_or_none(headgate: Command) -> None:
     registered = (200, {"agents": [{"agent_id": "b"}]})
     answers = {"/api/admin/agents?limit=100&after=": registered, "/api/admin/agents/b": (500, None)}
-    with impostor({"agents": []}, answers=answers) as one:
+    with scripted_server({"agents": []}, answers=answers) as one:
         err = headgate("agents", "--all", "--hub", f"http://{one}").refused()
         assert err.startswith(f"http://{one}: expected the answer of a headgate hub, got HTTP status 500")
 
@@ -110,7 +110,7 @@ def test_all_agents_are_listed_or_none(headgate: Command) -> None:
 def test_a_truncated_list_of_agents_says_so(headgate: Command) -> None:
     card = {"connected": True, "usage": None, "violations": 0, "violations_last_hour": 0, "wait_left_ms": 0}
     card |= {"exempt": False, "override": False}
-    with impostor({"agents": [{"agent_id": f"a{number}", **card} for number in range(1000)]}) as one:
+    with scripted_server({"agents": [{"agent_id": f"a{number}", **card} for number in range(1000)]}) as one:
         code, out, err = headgate("agents", "--hub", f"http://{one}")
         assert (code, out.count("\n")) == (0, 1001)
         assert err == "only the first 1,000 are listed; --all lists all\n"
@@ -224,7 +224,7 @@ def test_violations_are_listed_and_forgotten(
 
 
 def test_the_option_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch, headgate: Command) -> None:
-    with running() as hub:
+    with hub_server() as hub:
         monkeypatch.setenv("HEADGATE_HUB", "http://127.0.0.1:1")
         assert headgate("agents", "--hub", f"http://{hub}/")[0] == 0
         assert headgate("violations", "--hub", f"http://{hub}", "reset", "a")[0] == 0
@@ -322,7 +322,7 @@ def test_an_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, hea
 def test_a_proxy_is_used_for_remote_hubs_only(
     running_hub: StartHub, monkeypatch: pytest.MonkeyPatch, headgate: Command
 ) -> None:
-    with running_hub(FEW) as hub, impostor({"agents": []}) as proxy:
+    with running_hub(FEW) as hub, scripted_server({"agents": []}) as proxy:
         monkeypatch.setenv("http_proxy", f"http://{proxy}")
         for host in ("127.0.0.1", "localhost"):
             assert headgate("exempt", "list", "--hub", f"http://{host}:{str(hub).rpartition(':')[2]}")[0] == 0
@@ -336,7 +336,7 @@ def test_tls_needs_a_trusted_certificate(monkeypatch: pytest.MonkeyPatch, headga
     certificate, trusted = tmp_path / "certificate.pem", tmp_path / "authority.pem"
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(certificate))
     authority.cert_pem.write_to_path(str(trusted))
-    with running(tls_certificate=certificate) as hub:
+    with hub_server(tls_certificate=certificate) as hub:
         err = headgate("exempt", "list", "--hub", f"https://{hub}").refused()
         assert err.startswith(f"https://{hub}: expected a trusted certificate, got: ")
         assert err.endswith("; SSL_CERT_FILE names a file with trusted authorities\n")
@@ -387,7 +387,7 @@ EVERY = [
 
 
 def test_the_store_of_a_hub_of_another_version_is_no_traceback(headgate: Command) -> None:
-    with impostor({"store": "ok"}) as one:
+    with scripted_server({"store": "ok"}) as one:
         assert headgate("store", "--hub", f"http://{one}") == (1, "", f"http://{one}: {NOT_A_HUB}\n")
 
 
@@ -396,7 +396,7 @@ def test_an_outage_of_the_store_tells_its_address_without_the_password(
     away: bool, headgate: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = "redis+cluster://10.0.0.5:6379,10.0.0.6"
-    hub = Running(hub_settings(store=f"{address.replace('://', '://me:secret@')}/0?password=more"))
+    hub = HubServer(hub_settings(store=f"{address.replace('://', '://me:secret@')}/0?password=more"))
     try:
         monkeypatch.setattr(Health, "store", "away" if away else "ok")
         code, out, _ = headgate("store", "--hub", f"http://{hub}")
@@ -414,20 +414,23 @@ def test_every_command_says_what_is_wrong_with_its_hub(headgate: Command, verb: 
     def refused(hub: object, text: str) -> None:
         assert headgate(*verb, "--hub", f"http://{hub}") == (undecided, "", f"{prefix}http://{hub}: {text}\n")
 
-    with nobody() as port:
+    with unused_port() as port:
         refused(f"127.0.0.1:{port}", NOBODY_THERE)
     bodies: list[Any] = [b"<html>", b"[]", b"\xff", {}, {"agents": 5, "overrides": [5], "override": 5}]
     for body in bodies:
-        with impostor(body) as one:
+        with scripted_server(body) as one:
             refused(one, NOT_A_HUB)
-    with impostor({"error": "internal", "detail": "the hub\x1b[2Jmade\na mistake"}, status=500) as one:
+    with scripted_server({"error": "internal", "detail": "the hub\x1b[2Jmade\na mistake"}, status=500) as one:
         refused(one, "the hub\\x1b[2Jmade; a mistake")
-    with impostor(b"Bad gateway", status=502) as one:
+    with scripted_server(b"Bad gateway", status=502) as one:
         refused(one, "expected the answer of a headgate hub, got HTTP status 502; is the address right?")
 
 
 def test_a_token_does_not_follow_a_redirect(headgate: Command) -> None:
-    with impostor({"agents": []}) as thief, impostor(status=307, headers={"Location": f"http://{thief}/"}) as one:
+    with (
+        scripted_server({"agents": []}) as thief,
+        scripted_server(status=307, headers={"Location": f"http://{thief}/"}) as one,
+    ):
         text = f"http://{one}: expected an answer, got a redirect to http://{thief}/; set that as --hub\n"
         assert headgate("exempt", "list", "--hub", f"http://{one}") == (1, "", text)
         assert thief.asked == []
@@ -435,7 +438,7 @@ def test_a_token_does_not_follow_a_redirect(headgate: Command) -> None:
 
 def test_a_hub_that_does_not_answer_is_away() -> None:
     released = threading.Event()
-    with impostor({}, before=lambda _: released.wait(PATIENCE)) as one:
+    with scripted_server({}, before=lambda _: released.wait(PATIENCE)) as one:
         with pytest.raises(HubError, match=r"got: no answer within 0\.2 s; is it running\?") as caught:
             HubApi(f"http://{one}", "a token", "", timeout=0.2).request("GET", "/")
         released.set()
@@ -470,7 +473,7 @@ def test_a_name_cannot_move_the_cursor_or_forge_a_line(headgate: Command) -> Non
     usage = {"channel": "w\ns", "tier": "\x1b", "used": 0.5, "remaining": 1, "capacity": 2}
     card = {"agent_id": evil, "connected": True, "usage": usage, "violations": 0, "violations_last_hour": 0}
     card |= {"wait_left_ms": 0, "exempt": False, "override": False}
-    with impostor({"agents": [card], "overrides": {evil: {"w\ns": {"li\nght": "1\n/s"}}}}) as one:
+    with scripted_server({"agents": [card], "overrides": {evil: {"w\ns": {"li\nght": "1\n/s"}}}}) as one:
         for verb in (
             ["agents"],
             ["violations"],
@@ -482,5 +485,5 @@ def test_a_name_cannot_move_the_cursor_or_forge_a_line(headgate: Command) -> Non
             assert all(line.isprintable() for line in out.split("\n"))
             assert len(out.splitlines()) == (1 if "--json" in verb else 2)
             assert "--json" in verb or out.splitlines()[1].startswith(shown)
-    with impostor({"agents": [evil]}) as one:
+    with scripted_server({"agents": [evil]}) as one:
         assert headgate("exempt", "list", "--hub", f"http://{one}") == (0, f"{shown}\n", "")

@@ -8,9 +8,9 @@ from headgate.cli import build_parser
 from headgate.hub.agents.names import DOTS, RESERVED, check_path_name
 from headgate.hub.api.routes import ROUTES
 from headgate.hub.api.routing import Router
-from tests.support.cli import Command, StartHub, leaves
+from tests.support.cli import Command, StartHub, leaf_commands
 from tests.support.hub import ADMIN
-from tests.support.scripted_server import impostor
+from tests.support.scripted_server import scripted_server
 
 pytestmark = pytest.mark.once
 
@@ -54,7 +54,9 @@ def test_the_reserved_names_are_those_of_the_route_table() -> None:
 
 
 def test_every_command_that_takes_a_name_is_in_the_table() -> None:
-    named = {command for command, actions in leaves(build_parser()) if any(one.metavar == "AGENT" for one in actions)}
+    named = {
+        command for command, actions in leaf_commands(build_parser()) if any(one.metavar == "AGENT" for one in actions)
+    }
     assert {command.partition(" --")[0] for command in (*BESIDE_ROUTES, *EXISTING)} == named - {
         "check"
     }  # which has it in its body
@@ -62,7 +64,7 @@ def test_every_command_that_takes_a_name_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("name", HIDDEN)
 def test_a_name_that_is_another_path_is_refused_and_nothing_is_sent(headgate: Command, name: str) -> None:
-    with impostor({}) as one:
+    with scripted_server({}) as one:
         for command, arguments in (BESIDE_ROUTES | (EXISTING if name in DOTTED else {})).items():
             err = headgate(*command.split(), "--hub", f"http://{one}", "--", name, *arguments).refused(2)
             expected = "expected a name without the parts ., .., defaults, whitelist, which the hub uses in its paths"

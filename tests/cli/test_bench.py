@@ -14,8 +14,8 @@ import headgate as package
 from headgate import Policy, RedisStore
 from headgate._version import VERSION
 from headgate.limits import decision
-from tests.support.cli import PACKAGES, Command, run
-from tests.support.ports import nobody
+from tests.support.cli import PACKAGES, Command, run_command
+from tests.support.ports import unused_port
 from tests.support.valkey import PATIENCE, Server
 
 pytestmark = [pytest.mark.long, pytest.mark.once]
@@ -58,7 +58,7 @@ def test_bench_measures_a_server_and_leaves_nothing_there_for_ever(
 
 
 def test_bench_without_a_server_says_so(headgate: Command) -> None:
-    with nobody() as port:
+    with unused_port() as port:
         err = headgate("bench", "--store", f"redis://127.0.0.1:{port}").refused()
     assert err.startswith("store: expected a Redis or Valkey server that answers, got Connection")
 
@@ -142,6 +142,6 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_without_the_extra_it_says_what_to_install(bare: Path, arguments: list[str], code: int, text: str) -> None:
     program = f"import sys; sys.path.insert(0, {str(bare)!r}); from headgate.cli import main; sys.exit(main())"
     command = [sys.executable, "-I", "-S", "-c", program]
-    result = run(*arguments, command=command, more={"HEADGATE_ADMIN_TOKEN": "a-token-of-the-tests"})
+    result = run_command(*arguments, command=command, more={"HEADGATE_ADMIN_TOKEN": "a-token-of-the-tests"})
     assert (result.returncode, result.stdout) == (code, "")
     assert re.fullmatch(text, result.stderr.strip())

@@ -17,9 +17,9 @@ from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy, RedisStore
 from headgate.cli import check as module
 from headgate.http import describe_decision
 from tests.support.cli import Command, StartHub
-from tests.support.hub import ADMIN, VIEWER, Running
-from tests.support.ports import nobody
-from tests.support.scripted_server import impostor
+from tests.support.hub import ADMIN, VIEWER, HubServer
+from tests.support.ports import unused_port
+from tests.support.scripted_server import scripted_server
 from tests.support.valkey import PATIENCE, Server
 
 pytestmark = pytest.mark.once
@@ -122,7 +122,7 @@ def test_a_limit_in_shadow_mode_shows_the_outcome_it_would_have_had(running_hub:
 def test_a_hub_whose_store_is_away_decides_nothing(check: Command) -> None:
     away = "the hub's store is away, so the hub doesn't know what was used elsewhere"
     for outcome in ("allow", "warn", "deny"):
-        with impostor(verdict(outcome=outcome, degraded=True)) as one:
+        with scripted_server(verdict(outcome=outcome, degraded=True)) as one:
             text = f"headgate check: undecided: http://{one}: {away}\n"
             for more in ([], ["--json"], ["--peek"]):
                 assert check("planner", "--tier", "light", "--hub", f"http://{one}", *more) == (3, "", text)
@@ -133,7 +133,7 @@ def test_an_answer_that_is_none_is_no_decision(check: Command, broken: dict[str,
     answer = verdict(**broken)
     if broken == {"limit": 5}:
         del answer["limit"]
-    with impostor(answer) as one:
+    with scripted_server(answer) as one:
         err = check("planner", "--tier", "light", "--hub", f"http://{one}", "--json").refused(3)
         assert err.startswith(
             f"headgate check: undecided: http://{one}: expected the answer of a headgate hub, got something else"
@@ -216,7 +216,7 @@ def agent() -> str:
 
 def test_an_invalid_request_that_no_hub_has_read_is_undecided(check: Command) -> None:
     page = b"<html>400 The plain HTTP request was sent to HTTPS port</html>"
-    with impostor(page, status=400) as one:
+    with scripted_server(page, status=400) as one:
         err = check("a", "--tier", "light", "--hub", f"http://{one}").refused(3)
         text = "expected the answer of a headgate hub, got HTTP status 400; is the address right?"
         assert err == f"headgate check: undecided: http://{one}: {text}\n"
@@ -288,7 +288,7 @@ def test_invalid_arguments_for_a_server_are_usage_errors(
 
 
 def test_a_server_that_is_away_decides_nothing(check: Command, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING), nobody() as port:
+    with caplog.at_level(logging.WARNING), unused_port() as port:
         for what in (["--tier", "light"], ["--limit", "1/s"]):
             err = check("a", *what, "--store", f"redis://127.0.0.1:{port}").refused(3)
             assert err.startswith(
@@ -375,7 +375,7 @@ def test_it_counts_for_a_running_hub_as_the_agents_own_requests_do(running_hub: 
         assert wire.ask("status")["type"] == "rate_limited"  # its tier is light too
 
 
-def outcomes(hub: Running) -> dict[str, int]:
+def outcomes(hub: HubServer) -> dict[str, int]:
     with hub.http(ADMIN) as admin:
         found: dict[str, int] = admin.get("/api/metrics").json()["checks"]
         return found

@@ -18,9 +18,9 @@ import trustme
 from headgate.cli import build_parser, check, hub_api
 from headgate.cli.hub_api import HubApi, HubError
 from headgate.cli.hub_options import hub_from
-from tests.support.cli import Command, leaves
+from tests.support.cli import Command, leaf_commands
 from tests.support.hub_answers import ANSWERS, CARD
-from tests.support.scripted_server import impostor
+from tests.support.scripted_server import scripted_server
 from tests.support.valkey import PATIENCE
 
 pytestmark = [pytest.mark.long, pytest.mark.once]
@@ -86,7 +86,7 @@ def hub() -> Iterator[Hub]:
         def get(self, _path: str, _default: Any = None) -> Any:
             return 200, answers["now"]
 
-    with impostor(answers=Answers()) as one:
+    with scripted_server(answers=Answers()) as one:
         yield Hub(one, lambda body: answers.update(now=body))
 
 
@@ -99,7 +99,7 @@ def refusal(command: str, hub: str, text: str) -> tuple[int, str, str]:
 
 def test_every_command_that_calls_a_hub_is_in_the_table() -> None:
     calling = {
-        name for name, actions in leaves(build_parser()) if any("--hub" in one.option_strings for one in actions)
+        name for name, actions in leaf_commands(build_parser()) if any("--hub" in one.option_strings for one in actions)
     }
     assert calling == {*ANSWERS, "top"} - {"agents AGENT"}
 
@@ -188,7 +188,7 @@ def test_pages_that_go_nowhere_end(headgate: Command, names: list[str]) -> None:
             asked += "after=" in path
             return 200, page if asked < 10 else {"agents": []}  # whoever goes on for long comes to an end here
 
-    with impostor(answers=Pages()) as one:
+    with scripted_server(answers=Pages()) as one:
         found = headgate("agents", "--all", "--hub", f"http://{one}")
         assert found == refusal("agents", f"http://{one}", NOT_A_HUB)
         assert asked < 3
@@ -206,7 +206,7 @@ def test_pages_that_never_end_are_bounded(headgate: Command, monkeypatch: pytest
             pages += 1
             return 200, {"agents": [{"agent_id": f"\ud800{pages:09}{number}"} for number in range(10)]}
 
-    with impostor(answers=Endless()) as one:
+    with scripted_server(answers=Endless()) as one:
         text = "expected at most 25 agents, got more"
         assert headgate("agents", "--all", "--hub", f"http://{one}") == (1, "", f"http://{one}: {text}\n")
     assert pages == 3

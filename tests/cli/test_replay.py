@@ -21,8 +21,8 @@ from headgate import ManualClock
 from headgate.cli import replay
 from headgate.cli.terminal import ProgressLine
 from headgate.replay.options import FIELDS
-from tests.support.cli import Command, Terminal, on_terminal
-from tests.support.cli import run as run_process
+from tests.support.cli import Command, Terminal, run_on_terminal
+from tests.support.cli import run_command as run_process
 from tests.support.log_files import access_line, write_csv, write_log
 
 pytestmark = [pytest.mark.long, pytest.mark.once]
@@ -447,9 +447,9 @@ def test_standard_input_packed_or_not_can_even_be_read_several_times(log: str) -
 
 
 def test_colours_on_a_terminal_unless_they_are_forbidden(log: str) -> None:
-    coloured = on_terminal("replay", log, columns=120)
+    coloured = run_on_terminal("replay", log, columns=120)
     assert "\x1b[31m12\x1b[0m" in coloured
-    plain = on_terminal("replay", log, columns=120, more={"NO_COLOR": "1"})
+    plain = run_on_terminal("replay", log, columns=120, more={"NO_COLOR": "1"})
     assert "\x1b" not in plain
     assert re.sub(r"\x1b\[\d*m", "", coloured) == plain
 
@@ -505,10 +505,10 @@ def test_progress_of_a_slow_stream_is_shown(tmp_path: Path) -> None:
                 log.write(f"{access_line()}\n" * 3000)
 
     terminal, writer = Terminal(), threading.Thread(target=write)
-    with terminal.running("replay", str(fifo)):
+    with terminal.process("replay", str(fifo)):
         writer.start()
         try:
-            terminal.until(lambda text: "reading: " in text)
+            terminal.wait_until(lambda text: "reading: " in text)
         finally:
             shown_once.set()
             writer.join()

@@ -20,9 +20,9 @@ from headgate.cli.hub_api import HubApi
 from headgate.cli.poller import Poller
 from headgate.cli.top_accounts import AccountsScreen
 from headgate.cli.top_app import ConfirmScreen, HelpScreen, TopApp
-from tests.support.hub import ADMIN, VIEWER, Running, running
-from tests.support.ports import nobody
-from tests.support.scripted_server import impostor
+from tests.support.hub import ADMIN, VIEWER, HubServer, hub_server
+from tests.support.ports import unused_port
+from tests.support.scripted_server import scripted_server
 from tests.support.valkey import PATIENCE, wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.once]
@@ -33,16 +33,16 @@ SPENT = {"planner": 12, "writer": 13, "half": 5, "low": 4, "most": 8, "[red]x[/r
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Running]:
+def shared() -> Iterator[HubServer]:
     """A hub that tests only look at."""
     with at_work() as hub:
         yield hub
 
 
 @contextmanager
-def at_work() -> Iterator[Running]:
+def at_work() -> Iterator[HubServer]:
     """A hub whose agents have asked for something."""
-    with capture_logs(), running(POLICY) as hub, hub.agent("half"):
+    with capture_logs(), hub_server(POLICY) as hub, hub.agent("half"):
         for agent, times in SPENT.items():
             for _ in range(times):
                 hub.run(hub.hub.stats.check(agent, "http", "light"))
@@ -100,7 +100,7 @@ async def playing(app: TopApp) -> AsyncIterator[Pilot[int]]:
 # What it shows --------------------------------------------------------------------------------------------------------
 
 
-async def test_b7_each_agent_is_a_row_with_the_bucket_nearest_to_its_limit(shared: Running) -> None:
+async def test_b7_each_agent_is_a_row_with_the_bucket_nearest_to_its_limit(shared: HubServer) -> None:
     app = view(shared, VIEWER)
     async with playing(app):
         assert table(app) == [
@@ -121,7 +121,7 @@ async def test_b7_each_agent_is_a_row_with_the_bucket_nearest_to_its_limit(share
         }  # fmt: skip
 
 
-async def test_b7_the_summary_stands_above(shared: Running) -> None:
+async def test_b7_the_summary_stands_above(shared: HubServer) -> None:
     app = view(shared)
     with shared.http(VIEWER) as viewer:
         summary = viewer.get("/api/dashboard/state").json()["summary"]
@@ -138,7 +138,7 @@ async def test_b7_the_summary_stands_above(shared: Running) -> None:
 
 
 async def test_b2_open_alerts_blocked_agents_and_denied_addresses_stand_above() -> None:
-    with running(Policy(addresses={"limit": "1/hour"})) as hub, hub.http() as anybody:
+    with hub_server(Policy(addresses={"limit": "1/hour"})) as hub, hub.http() as anybody:
         hub.call(hub.hub.gate.block, "planner")
         for _ in range(10):
             hub.call(hub.hub.gate.record_violation, "writer")
@@ -165,7 +165,7 @@ async def test_changes_are_shown_live() -> None:
             await until(lambda: "monitor" not in names(app), pilot)
 
 
-async def test_in_a_large_terminal_long_names_have_room_and_in_a_small_one_all_columns(shared: Running) -> None:
+async def test_in_a_large_terminal_long_names_have_room_and_in_a_small_one_all_columns(shared: HubServer) -> None:
     long = "漢" * 60
     shared.run(shared.hub.stats.check(long, "ws", "heavy"))
     app = view(shared)
@@ -197,7 +197,7 @@ def said(app: TopApp) -> str:
     return " ".join(screen(app).replace("▌", " ").split())
 
 
-async def test_names_are_shown_escaped(shared: Running) -> None:
+async def test_names_are_shown_escaped(shared: HubServer) -> None:
     evil = "[b]x\x1b[2J\n\u202e"
     usage = {"channel": "[red]", "tier": "\x1b[", "used": 7.5, "remaining": 1, "capacity": 2}
     card = {"agent_id": evil, "connected": True, "usage": usage, "violations": 0, "violations_last_hour": 0}
@@ -205,7 +205,7 @@ async def test_names_are_shown_escaped(shared: Running) -> None:
     summary = {"violations_last_hour": 1, "worst_offenders": [{"agent_id": evil, "violations": 1}], "exempt": 0}
     summary |= {"checks_per_second": 0, "denied_share": 0, "store": "\x1b[2J", "address_denials": 3}
     summary["denied_addresses"] = [{"address": "\x1b[2J", "purpose": "[red]", "denials": 3, "last_at": 1.0}]
-    with impostor({"agents": [card], "summary": summary}) as one:
+    with scripted_server({"agents": [card], "summary": summary}) as one:
         app = view(one)
         async with playing(app) as pilot:
             assert names(app) == ["[b]x\\x1b[2J\\n\\u202e"]
@@ -222,7 +222,7 @@ async def test_names_are_shown_escaped(shared: Running) -> None:
 # Keys -----------------------------------------------------------------------------------------------------------------
 
 
-async def test_keys_sort_and_sort_the_other_way_round(shared: Running) -> None:
+async def test_keys_sort_and_sort_the_other_way_round(shared: HubServer) -> None:
     app = view(shared)
 
     def titles() -> list[str]:
@@ -256,7 +256,7 @@ async def test_keys_sort_and_sort_the_other_way_round(shared: Running) -> None:
         await press(pilot, "w", then=lambda: "wait▼" in screen(app))  # drawn anew, though no row has changed
 
 
-async def test_typing_after_a_slash_filters(shared: Running) -> None:
+async def test_typing_after_a_slash_filters(shared: HubServer) -> None:
     app = view(shared)
     async with playing(app) as pilot:
         everybody = names(app)
@@ -272,7 +272,7 @@ async def test_typing_after_a_slash_filters(shared: Running) -> None:
         await typed(pilot, "[r", then=lambda: names(app) == ["[red]x[/red]"])
 
 
-async def test_the_cursor_stays_on_its_agent(shared: Running) -> None:
+async def test_the_cursor_stays_on_its_agent(shared: HubServer) -> None:
     app = view(shared)
 
     def chosen() -> str:
@@ -328,7 +328,7 @@ async def test_violations_are_forgotten_after_a_question() -> None:
 
 
 async def test_without_agents_the_keys_do_nothing() -> None:
-    with capture_logs(), running() as hub:
+    with capture_logs(), hub_server() as hub:
         app = view(hub)
         async with app.run_test() as pilot:
             await until(lambda: "0 of 0 agents" in head(app), pilot)
@@ -338,7 +338,7 @@ async def test_without_agents_the_keys_do_nothing() -> None:
             assert not isinstance(app.screen, ConfirmScreen)
 
 
-async def test_a_viewer_is_told_that_the_admin_token_is_needed(shared: Running) -> None:
+async def test_a_viewer_is_told_that_the_admin_token_is_needed(shared: HubServer) -> None:
     app = view(shared, VIEWER)
     async with playing(app) as pilot:
         await press(pilot, "r", then=lambda: isinstance(app.screen, ConfirmScreen))
@@ -371,24 +371,24 @@ async def test_a_pause_holds_the_picture() -> None:
             assert "live" in head(app)
 
 
-async def test_a_pause_holds_the_picture_while_the_hub_is_away_too(shared: Running) -> None:
+async def test_a_pause_holds_the_picture_while_the_hub_is_away_too(shared: HubServer) -> None:
     with shared.http(VIEWER) as viewer:
         state = viewer.get("/api/dashboard/state").json()
     fewer = {**state, "agents": state["agents"][:2]}
-    with nobody() as port:
+    with unused_port() as port:
         app = view(f"127.0.0.1:{port}")
         async with app.run_test(size=(80, 24)) as pilot:
-            with impostor(state, port=port):
+            with scripted_server(state, port=port):
                 await until(lambda: len(names(app)) == len(state["agents"]), pilot)
                 await press(pilot, "p", then=lambda: "paused" in head(app))
             await until(lambda: "showing old data" in head(app), pilot)
-            with impostor(fewer, port=port):
+            with scripted_server(fewer, port=port):
                 await until(lambda: "paused" in head(app), pilot)
                 assert len(names(app)) == len(state["agents"])
                 await press(pilot, "p", then=lambda: len(names(app)) == 2)
 
 
-async def test_the_help_names_every_key(shared: Running) -> None:
+async def test_the_help_names_every_key(shared: HubServer) -> None:
     app = view(shared)
     async with playing(app) as pilot:
         await press(pilot, "question_mark", then=lambda: "Press any key to close." in screen(app))
@@ -399,7 +399,7 @@ async def test_the_help_names_every_key(shared: Running) -> None:
 
 
 @pytest.mark.parametrize("key", ["q", "ctrl+c"])
-async def test_quit_keys_end_top(shared: Running, key: str) -> None:
+async def test_quit_keys_end_top(shared: HubServer, key: str) -> None:
     app = view(shared)
     async with playing(app) as pilot:
         await pilot.press(key)
@@ -412,12 +412,12 @@ async def test_quit_keys_end_top(shared: Running, key: str) -> None:
 # A hub that is away ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_hub_that_is_away_is_waited_for(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hub_that_is_away_is_waited_for(shared: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("headgate.cli.top_app.time", SimpleNamespace(monotonic=lambda: now))
     with shared.http(VIEWER) as viewer:
         state = viewer.get("/api/dashboard/state").json()
-    with nobody() as port:
+    with unused_port() as port:
         app = view(f"127.0.0.1:{port}")
         async with app.run_test(size=(80, 24)) as pilot:
             await until(lambda: "away for 0 s; retrying every second" in head(app), pilot)
@@ -427,7 +427,7 @@ async def test_a_hub_that_is_away_is_waited_for(shared: Running, monkeypatch: py
             await until(lambda: "away for 7 s; retrying every second" in head(app), pilot)
             await pilot.press("e", "n")
             for _ in range(2):
-                with impostor(state, port=port):
+                with scripted_server(state, port=port):
                     await until(lambda: "live" in head(app), pilot)
                     assert len(names(app)) == len(state["agents"])
                 await until(lambda: "showing old data" in head(app), pilot)
@@ -457,7 +457,7 @@ async def test_f1_a_key_switches_to_the_accounts_the_worst_first_and_back() -> N
         },
         agents={"planner": {"account": "acme/search"}},
     )
-    with capture_logs(), running(policy) as hub, hub.agent("planner"):
+    with capture_logs(), hub_server(policy) as hub, hub.agent("planner"):
         hub.hub.gate.hold("planner", {"usd": "7.5"}).settle()
         app = view(hub)
 
@@ -481,7 +481,7 @@ async def test_f1_a_key_switches_to_the_accounts_the_worst_first_and_back() -> N
 async def test_f1_a_resource_has_the_room_that_accounts_leave() -> None:
     tool = "a-search-in-the-whole-web"
     policy = Policy(accounts={"at": {"acme": {"tools": {tool: {"requests": "100 in all"}}}}})
-    with capture_logs(), running(policy) as hub:
+    with capture_logs(), hub_server(policy) as hub:
         app = view(hub)
         async with app.run_test(size=(120, 24)) as pilot:
             await press(pilot, "a", then=lambda: f" requests by {tool} ░" in screen(app))
@@ -490,7 +490,7 @@ async def test_f1_a_resource_has_the_room_that_accounts_leave() -> None:
             await until(lambda: re.search(r" requests by a-[a-z-]+… ", screen(app)), pilot)
 
 
-async def test_f1_a_viewer_is_told_that_accounts_need_the_admins_token(shared: Running) -> None:
+async def test_f1_a_viewer_is_told_that_accounts_need_the_admins_token(shared: HubServer) -> None:
     app = view(shared, VIEWER)
     async with playing(app) as pilot:
 

@@ -26,7 +26,7 @@ from headgate.client.backoff import ReconnectBackoff, asked_wait
 from headgate.hub.sockets.socket import Socket
 from headgate.proto import envelope_pb2 as wire
 from tests.support.event_loop import run, until
-from tests.support.hub import Running, running
+from tests.support.hub import HubServer, hub_server
 from tests.support.hub_clients import (
     Denials,
     Kind,
@@ -40,8 +40,8 @@ from tests.support.hub_clients import (
     stays,
     take,
 )
-from tests.support.hub_process import Program
-from tests.support.ports import nobody
+from tests.support.hub_process import HubProcess
+from tests.support.ports import unused_port
 from tests.support.valkey import PATIENCE
 
 pytestmark = pytest.mark.once
@@ -59,7 +59,7 @@ async def serving(handle: Callable[[ServerConnection], Awaitable[None]]) -> Asyn
 
 
 @at_hub(max_frame=2000)
-async def test_a_refusal_raises_with_its_code(hub: Running) -> None:
+async def test_a_refusal_raises_with_its_code(hub: HubServer) -> None:
     async with relay_client(hub, "alice") as alice, relay_client(hub, "bob") as bob:
         with pytest.raises(Refused, match=r"^unreachable: no connection of this address is open$") as info:
             await alice.send("carol", b"")
@@ -78,7 +78,7 @@ async def test_a_refusal_raises_with_its_code(hub: Running) -> None:
 
 @both_clients
 @at_hub()
-async def test_b2_a_wrong_token_raises_and_is_not_tried_again(hub: Running, kind: Kind) -> None:
+async def test_b2_a_wrong_token_raises_and_is_not_tried_again(hub: HubServer, kind: Kind) -> None:
     hub.register("alice")
     with pytest.raises(Refused, match=rf"^unauthorized: 'alice' at ws://.*{kind.path}: {kind.wrong_token}"):
         async with kind.connect(hub, "alice", "hg_wrong"):
@@ -87,7 +87,7 @@ async def test_b2_a_wrong_token_raises_and_is_not_tried_again(hub: Running, kind
 
 @both_clients
 @at_limited_hub
-async def test_b2_a_token_that_is_revoked_raises_whatever_waits(hub: Running, kind: Kind) -> None:
+async def test_b2_a_token_that_is_revoked_raises_whatever_waits(hub: HubServer, kind: Kind) -> None:
     async with kind.connect(hub, "alice") as alice:
         await kind.send(alice, "alice", "first")
         await kind.take(alice, 1)
@@ -189,7 +189,7 @@ def test_a_package_that_is_missing_is_named(missing: str, text: str) -> None:
 
 @both_clients
 @at_hub()
-async def test_an_address_without_a_hub_raises(hub: Running, kind: Kind) -> None:
+async def test_an_address_without_a_hub_raises(hub: HubServer, kind: Kind) -> None:
     with pytest.raises(Refused, match=r"unknown_route: .*there is no such socket; agents connect to /ws"):
         async with kind.client(f"http://{hub}/elsewhere", "alice", "token"):
             pass
@@ -197,7 +197,7 @@ async def test_an_address_without_a_hub_raises(hub: Running, kind: Kind) -> None
 
 @both_clients
 @at_hub()
-async def test_the_url_may_name_the_socket_as_the_hub_shows_it(hub: Running, kind: Kind) -> None:
+async def test_the_url_may_name_the_socket_as_the_hub_shows_it(hub: HubServer, kind: Kind) -> None:
     token = hub.register("alice")
     for url in (f"http://{hub}", f"HTTP://{hub}", f"ws://{hub}{kind.path}", f"ws://{hub}{kind.path}/"):
         async with kind.client(url, "alice", token) as client:
@@ -206,7 +206,7 @@ async def test_the_url_may_name_the_socket_as_the_hub_shows_it(hub: Running, kin
 
 @both_clients
 @at_hub()
-async def test_a_redirect_is_not_followed(hub: Running, kind: Kind) -> None:
+async def test_a_redirect_is_not_followed(hub: HubServer, kind: Kind) -> None:
     token = hub.register("alice")
     here = f"HTTP/1.1 302 Found\r\nLocation: ws://{hub}{kind.path}\r\nContent-Length: 0\r\n\r\n"
 
@@ -234,7 +234,7 @@ def test_tls_needs_a_trusted_hub(kind: Kind, monkeypatch: pytest.MonkeyPatch, tm
         async with client:
             assert client.connected
 
-    with running(tls_certificate=certificate) as hub:
+    with hub_server(tls_certificate=certificate) as hub:
         token = hub.register("alice")
         with pytest.raises(Refused, match=rf"certificate: wss://.*{kind.path}: it isn't trusted: "):
             run(main())
@@ -245,7 +245,7 @@ def test_tls_needs_a_trusted_hub(kind: Kind, monkeypatch: pytest.MonkeyPatch, tm
 # Connections that drop ------------------------------------------------------------------------------------------------
 
 
-async def only_socket(hub: Running) -> Socket:
+async def only_socket(hub: HubServer) -> Socket:
     """The one connection that the hub has, once it has let go of the one before."""
     await until(lambda: len(hub.hub.presence.sockets) == 1, "that one connection is left")
     (socket,) = hub.hub.presence.sockets
@@ -264,8 +264,8 @@ async def again(client: RelayClient, clock: ManualClock) -> None:
 
 @pytest.mark.long
 def test_d5_unanswered_and_new_messages_arrive_after_a_hub_was_killed(tmp_path: Path) -> None:
-    def start() -> Program:
-        hubs.append(Program(tmp_path, "--port", str(port), "--relay-rate-limit", "off"))
+    def start() -> HubProcess:
+        hubs.append(HubProcess(tmp_path, "--port", str(port), "--relay-rate-limit", "off"))
         return hubs[-1]
 
     async def main() -> None:
@@ -301,8 +301,8 @@ def test_d5_unanswered_and_new_messages_arrive_after_a_hub_was_killed(tmp_path: 
             clock.advance(5)
             assert await stays(lambda: not client.connected, turns=5)
 
-    hubs: list[Program] = []
-    with nobody() as port:
+    hubs: list[HubProcess] = []
+    with unused_port() as port:
         try:
             run(main())
         finally:
@@ -313,7 +313,7 @@ def test_d5_unanswered_and_new_messages_arrive_after_a_hub_was_killed(tmp_path: 
 @both_clients
 @at_hub()
 async def test_a_hub_that_stops_says_when_to_come_back_and_is_believed(
-    hub: Running, kind: Kind, caplog: pytest.LogCaptureFixture
+    hub: HubServer, kind: Kind, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with kind.connect(hub, "alice") as alice:
         await reconnects_when_told(hub, alice, caplog)
@@ -322,7 +322,7 @@ async def test_a_hub_that_stops_says_when_to_come_back_and_is_believed(
 @both_clients
 @at_hub(Policy(addresses={"connection": "60/minute"}))
 async def test_a_connection_that_is_denied_is_tried_again_after_the_wait(
-    hub: Running, kind: Kind, caplog: pytest.LogCaptureFixture
+    hub: HubServer, kind: Kind, caplog: pytest.LogCaptureFixture
 ) -> None:
     token = hub.register("alice")
     async with kind.connect(hub, "alice", token) as alice:
@@ -365,13 +365,13 @@ def test_a_hub_that_is_away_at_first_is_tried_less_and_less_often(kind: Kind, ca
         entering.cancel()
         await asyncio.gather(entering, return_exceptions=True)
 
-    with nobody() as port:
+    with unused_port() as port:
         run(main())
 
 
 @both_clients
 @at_hub()
-async def test_a_connection_that_was_good_for_something_is_made_again_soon(hub: Running, kind: Kind) -> None:
+async def test_a_connection_that_was_good_for_something_is_made_again_soon(hub: HubServer, kind: Kind) -> None:
     async with kind.connect(hub, "alice") as alice:
         for _ in range(8):
             with pytest.raises(Refused, match=kind.undeliverable):
@@ -416,7 +416,7 @@ def raising(error: type[Exception]) -> Any:
 @pytest.mark.parametrize("error", [AttributeError, RuntimeError, MemoryError])
 @at_hub()
 async def test_d5_an_exception_that_nobody_foresaw_is_a_lost_connection(
-    hub: Running, kind: Kind, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+    hub: HubServer, kind: Kind, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with kind.connect(hub, "alice") as alice, kind.connect(hub, "bob") as bob:
         with monkeypatch.context() as broken:
@@ -433,7 +433,7 @@ async def test_d5_an_exception_that_nobody_foresaw_is_a_lost_connection(
 @pytest.mark.parametrize("moment", ["it reads", "it connects"])
 @at_hub()
 async def test_d5_an_exception_that_nobody_foresaw_is_a_lost_connection_whatever_it_interrupts(
-    hub: Running, kind: Kind, moment: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+    hub: HubServer, kind: Kind, moment: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     losses: list[Disconnected] = []
     alice = kind.connect(hub, "alice", on_disconnected=losses.append)
@@ -461,7 +461,7 @@ async def test_d5_an_exception_that_nobody_foresaw_is_a_lost_connection_whatever
 
 @both_clients
 @at_limited_hub
-async def test_d5_a_close_that_is_cancelled_sends_nothing_more(hub: Running, kind: Kind) -> None:
+async def test_d5_a_close_that_is_cancelled_sends_nothing_more(hub: HubServer, kind: Kind) -> None:
     async with kind.connect(hub, "bob") as bob:
         alice = await kind.connect(hub, "alice").__aenter__()
         await kind.send(alice, "bob", "first")
@@ -484,7 +484,7 @@ async def test_d5_a_close_that_is_cancelled_sends_nothing_more(hub: Running, kin
 
 @both_clients
 @at_hub()
-async def test_a_close_counts_only_calls_that_were_not_answered(hub: Running, kind: Kind) -> None:
+async def test_a_close_counts_only_calls_that_were_not_answered(hub: HubServer, kind: Kind) -> None:
     async with kind.connect(hub, "alice") as alice:
         send = asyncio.create_task(kind.send(alice, "alice", "a"))
         await asyncio.sleep(0)
@@ -498,7 +498,7 @@ async def test_a_close_counts_only_calls_that_were_not_answered(hub: Running, ki
 
 @both_clients
 @at_hub()
-async def test_d5_a_refusal_is_raised_anew_by_each_call(hub: Running, kind: Kind) -> None:
+async def test_d5_a_refusal_is_raised_anew_by_each_call(hub: HubServer, kind: Kind) -> None:
     hub.register("alice")
     client = kind.connect(hub, "alice", "hg_wrong")
     with pytest.raises(Refused) as first:
@@ -517,7 +517,7 @@ async def test_d5_a_refusal_is_raised_anew_by_each_call(hub: Running, kind: Kind
 
 @both_clients
 @at_limited_hub
-async def test_d5_pending_calls_share_no_traceback(hub: Running, kind: Kind) -> None:
+async def test_d5_pending_calls_share_no_traceback(hub: HubServer, kind: Kind) -> None:
     async with kind.connect(hub, "alice") as alice:
         await kind.send(alice, "alice", "first")
         sends = [asyncio.create_task(kind.send(alice, "alice", str(number))) for number in range(20)]
@@ -557,7 +557,7 @@ def test_errors_of_the_clients_pickle() -> None:
 
 @both_clients
 @at_hub()
-async def test_a_client_is_opened_once(hub: Running, kind: Kind) -> None:
+async def test_a_client_is_opened_once(hub: HubServer, kind: Kind) -> None:
     async with kind.connect(hub, "alice") as alice:
         with pytest.raises(HeadgateError, match="expected a new client; this one was opened before"):
             await alice.__aenter__()

@@ -15,7 +15,12 @@ import pytest
 from headgate.client import http
 from headgate.client.http import AsyncObeyingTransport, ObeyingTransport
 from tests.support.event_loop import run
-from tests.support.obeying_transports import AsyncCountingTransport, SimulatedClock, obeying, patient_async_client
+from tests.support.obeying_transports import (
+    AsyncCountingTransport,
+    SimulatedClock,
+    obeying_client,
+    patient_async_client,
+)
 from tests.support.valkey import PATIENCE
 
 pytestmark = pytest.mark.once
@@ -132,15 +137,19 @@ def check(response: httpx.Response, text: str | None) -> None:
 @every_body
 def test_a_denial_is_one_however_its_body_ends(body: Body, text: str | None) -> None:
     clock = SimulatedClock()
-    with denying(body, 1) as url, obeying(clock) as client:
+    with denying(body, 1) as url, obeying_client(clock) as client:
         assert client.get(url).text == "hello"
-    with denying(body, 2) as url, obeying(clock) as client, client.stream("POST", url, content=b"text") as response:
+    with (
+        denying(body, 2) as url,
+        obeying_client(clock) as client,
+        client.stream("POST", url, content=b"text") as response,
+    ):
         assert response.read() == b"hello"
-    with denying(body, 2) as url, obeying(clock, retries=1) as client:
+    with denying(body, 2) as url, obeying_client(clock, retries=1) as client:
         check(client.get(url), text)
     with (
         denying(body, 1) as url,
-        obeying(clock, retries=0) as client,
+        obeying_client(clock, retries=0) as client,
         client.stream("POST", url, content=b"text") as response,
     ):
         response.read()

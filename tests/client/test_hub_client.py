@@ -9,7 +9,7 @@ from headgate import InvalidInput, Policy
 from headgate.client import HubClient, Refused, Warned
 from headgate.client.hub import TierLimit
 from tests.support.event_loop import until
-from tests.support.hub import Running
+from tests.support.hub import HubServer
 from tests.support.hub_clients import Denials, at_hub, hub_client, in_time, stays
 
 pytestmark = pytest.mark.once
@@ -35,7 +35,7 @@ async def cut(hub: Any, name: str) -> None:
 
 
 @at_hub(max_frame=2000)
-async def test_a_question_is_answered_and_a_refusal_raised(hub: Running) -> None:
+async def test_a_question_is_answered_and_a_refusal_raised(hub: HubServer) -> None:
     async with hub_client(hub, "alice") as alice, hub_client(hub, "bob") as bob:
         assert await alice.ask("ping") == {"type": "pong"}
         assert await alice.ask("list_agents") == {"type": "agents", "agents": ["alice", "bob"], "more": False}
@@ -64,7 +64,7 @@ async def test_frames_are_validated_before_they_are_sent() -> None:
 
 
 @at_hub()
-async def test_tasks_and_channels_come_as_events(hub: Running) -> None:
+async def test_tasks_and_channels_come_as_events(hub: HubServer) -> None:
     async with hub_client(hub, "alice") as alice, hub_client(hub, "bob") as bob:
         await alice.ask("channel_subscribe", channel="general")
         await bob.ask("channel_publish", channel="general", body="news")
@@ -82,7 +82,7 @@ async def test_tasks_and_channels_come_as_events(hub: Running) -> None:
 
 
 @at_hub()
-async def test_d5_b1_a_denied_frame_is_reported_and_held_with_its_tier_and_sent_again_in_order(hub: Running) -> None:
+async def test_d5_b1_a_denied_frame_is_reported_and_held_with_its_tier_and_sent_again_in_order(hub: HubServer) -> None:
     denials = Denials(hub.clock)
     async with hub_client(hub, "alice", on_rate_limited=denials) as alice, hub_client(hub, "bob") as bob:
         hub.hub.gate.set_override("alice", "normal", "2 per 10 seconds", channel="ws")
@@ -105,7 +105,7 @@ async def test_d5_b1_a_denied_frame_is_reported_and_held_with_its_tier_and_sent_
 
 
 @at_hub()
-async def test_d5_warnings_are_reported_and_obeyed_so_that_nothing_is_denied(hub: Running) -> None:
+async def test_d5_warnings_are_reported_and_obeyed_so_that_nothing_is_denied(hub: HubServer) -> None:
     denials, warnings = Denials(hub.clock), list[Warned]()
     options: dict[str, Any] = {"on_rate_limited": denials, "on_warning": warnings.append}
     async with hub_client(hub, "alice", **options) as alice, hub_client(hub, "bob") as bob:
@@ -124,7 +124,7 @@ async def test_d5_warnings_are_reported_and_obeyed_so_that_nothing_is_denied(hub
 
 
 @at_hub(Policy(limits={"heavy": "5/hour"}))
-async def test_d5_a_slow_limit_is_learnt_from_one_denial(hub: Running) -> None:
+async def test_d5_a_slow_limit_is_learnt_from_one_denial(hub: HubServer) -> None:
     denials = Denials(hub.clock)
     async with hub_client(hub, "alice", on_rate_limited=denials) as alice:
         opens = asyncio.gather(*[alice.ask("session_open", session=number) for number in range(20)])
@@ -138,7 +138,7 @@ async def test_d5_a_slow_limit_is_learnt_from_one_denial(hub: Running) -> None:
 
 
 @at_hub(Policy(actions={"ws": {"ping": "heavy"}}))
-async def test_d5_the_tier_of_a_frame_is_learnt_from_the_denial(hub: Running) -> None:
+async def test_d5_the_tier_of_a_frame_is_learnt_from_the_denial(hub: HubServer) -> None:
     denials = Denials(hub.clock)
     async with hub_client(hub, "alice", on_rate_limited=denials) as alice:
         hub.hub.gate.set_override("alice", "heavy", "1/minute", channel="ws")
@@ -154,7 +154,7 @@ async def test_d5_the_tier_of_a_frame_is_learnt_from_the_denial(hub: Running) ->
 
 
 @at_hub()
-async def test_d5_each_session_is_held_back_for_itself(hub: Running) -> None:
+async def test_d5_each_session_is_held_back_for_itself(hub: HubServer) -> None:
     denials = Denials(hub.clock)
     async with hub_client(hub, "alice", on_rate_limited=denials) as alice:
         await alice.ask("session_open", session="slow", rate=0.1, burst=1)
@@ -198,7 +198,7 @@ async def test_tiers_that_a_hub_makes_up_are_not_kept() -> None:
 
 
 @at_hub()
-async def test_d5_a_new_connection_resubscribes_and_resends_unanswered_frames(hub: Running) -> None:
+async def test_d5_a_new_connection_resubscribes_and_resends_unanswered_frames(hub: HubServer) -> None:
     async with hub_client(hub, "alice") as alice, hub_client(hub, "bob") as bob:
         for name in ("one", "two"):
             hub.run(hub.hub.messages.create_chat_channel(name, "bob", ""))
@@ -218,7 +218,7 @@ async def test_d5_a_new_connection_resubscribes_and_resends_unanswered_frames(hu
 
 
 @at_hub(Policy(limits={"normal": "3/minute"}))
-async def test_after_a_reconnect_identified_comes_when_all_subscriptions_are_restored(hub: Running) -> None:
+async def test_after_a_reconnect_identified_comes_when_all_subscriptions_are_restored(hub: HubServer) -> None:
     async with hub_client(hub, "alice", on_rate_limited=lambda _: None) as alice, hub_client(hub, "bob") as bob:
         for name in ("one", "two"):
             hub.run(hub.hub.messages.create_chat_channel(name, "bob", ""))
@@ -238,7 +238,7 @@ async def test_after_a_reconnect_identified_comes_when_all_subscriptions_are_res
 
 
 @at_hub()
-async def test_a_chat_channel_that_was_deleted_is_not_subscribed_again(hub: Running) -> None:
+async def test_a_chat_channel_that_was_deleted_is_not_subscribed_again(hub: HubServer) -> None:
     async with hub_client(hub, "alice") as alice, hub_client(hub, "bob") as bob:
         messages = hub.hub.messages
         hub.run(messages.create_chat_channel("one", "bob", ""))
@@ -256,7 +256,7 @@ async def test_a_chat_channel_that_was_deleted_is_not_subscribed_again(hub: Runn
 
 
 @at_hub()
-async def test_sessions_that_are_closed_elsewhere_are_forgotten(hub: Running) -> None:
+async def test_sessions_that_are_closed_elsewhere_are_forgotten(hub: HubServer) -> None:
     signal = {"type": "step", "entity": "plan", "weight": 1.0, "timestamp": 1_700_000_000}
     token = hub.register("alice")
     async with hub_client(hub, "alice", token) as alice, hub_client(hub, "alice", token) as other:

@@ -27,12 +27,12 @@ from tests.support.obeying_transports import (
     OPTIONS,
     AsyncCountingTransport,
     CountingTransport,
-    Script,
-    Server,
+    RecordingServer,
+    ScriptedApp,
     SimulatedClock,
-    obeying,
+    obeying_client,
+    recording_server,
     retry_after,
-    served,
 )
 
 pytestmark = [pytest.mark.long, pytest.mark.once]
@@ -47,13 +47,13 @@ class Sdk(NamedTuple):
     dialect: Dialect
     library: Any
 
-    def client(self, url: Server, http: Any, **options: Any) -> Ask:
+    def client(self, url: RecordingServer, http: Any, **options: Any) -> Ask:
         if self.dialect == "openai":
             return partial(ask_openai, openai.OpenAI(api_key="key", base_url=f"{url}/v1", http_client=http, **options))
         client = anthropic.Anthropic(api_key="key", base_url=str(url), http_client=http, **options)
         return partial(ask_anthropic, client)
 
-    def async_client(self, url: Server, http: Any, **options: Any) -> AsyncAsk:
+    def async_client(self, url: RecordingServer, http: Any, **options: Any) -> AsyncAsk:
         if self.dialect == "openai":
             client = openai.AsyncOpenAI(api_key="key", base_url=f"{url}/v1", http_client=http, **options)
             return partial(aask_openai, client)
@@ -71,7 +71,7 @@ streamed_or_not = pytest.mark.parametrize("stream", [False, True], ids=["whole",
 
 
 def serve(app: Any, clock: SimulatedClock) -> Any:
-    return served(app, clock, date_header=False)  # the application has its own, by the simulated clock
+    return recording_server(app, clock, date_header=False)  # the application has its own, by the simulated clock
 
 
 def chance() -> Callable[[], float]:
@@ -82,7 +82,9 @@ def chance() -> Callable[[], float]:
 
 
 @contextmanager
-def calling(sdk: Sdk, url: Server, clock: SimulatedClock, max_retries: int = 2, **options: Any) -> Iterator[Ask]:
+def calling(
+    sdk: Sdk, url: RecordingServer, clock: SimulatedClock, max_retries: int = 2, **options: Any
+) -> Iterator[Ask]:
     """A function that asks through an SDK. The options are those of the transport."""
     counting = CountingTransport(clock, sdk.library.HTTPTransport(**OPTIONS))
     transport = ObeyingTransport(counting, clock=clock, random=chance(), **options)
@@ -91,7 +93,7 @@ def calling(sdk: Sdk, url: Server, clock: SimulatedClock, max_retries: int = 2, 
 
 
 @asynccontextmanager
-async def acalling(sdk: Sdk, url: Server, clock: SimulatedClock, **options: Any) -> AsyncIterator[AsyncAsk]:
+async def acalling(sdk: Sdk, url: RecordingServer, clock: SimulatedClock, **options: Any) -> AsyncIterator[AsyncAsk]:
     counting = AsyncCountingTransport(clock, sdk.library.AsyncHTTPTransport(**OPTIONS))
     transport = AsyncObeyingTransport(counting, clock=clock, random=chance(), **options)
     async with sdk.library.AsyncClient(transport=transport) as http:
@@ -137,7 +139,7 @@ async def aask_anthropic(client: anthropic.AsyncAnthropic, stream: bool = False,
 # Requests per minute --------------------------------------------------------------------------------------------------
 
 
-def took(server: Server, kind: Kind, calls: int, in_time: float) -> None:
+def took(server: RecordingServer, kind: Kind, calls: int, in_time: float) -> None:
     """All were answered, none was denied, and no more time was lost than the headers leave open."""
     assert server.answered == [200] * calls
     assert in_time <= server.moments[-1] <= in_time * 1.03 + 3
@@ -279,7 +281,7 @@ def test_the_notice_says_what_is_waited_for() -> None:
 @pytest.mark.parametrize("given", [-1, 1.5, "many", {"tokens": -1}, True])
 def test_expected_costs_are_checked(given: Any) -> None:
     text = "tokens: expected a function that returns whole numbers, 0 or more"
-    with obeying(SimulatedClock(), tokens=lambda _: given) as http, pytest.raises(InvalidInput, match=text):
+    with obeying_client(SimulatedClock(), tokens=lambda _: given) as http, pytest.raises(InvalidInput, match=text):
         http.get("http://127.0.0.1")
     with pytest.raises(InvalidInput, match=r"tokens: expected a function that takes an httpx\.Request, got 5"):
         ObeyingTransport(tokens=5)  # type: ignore[arg-type]
@@ -293,9 +295,9 @@ APIConnectionError = (openai.APIConnectionError, anthropic.APIConnectionError)
 
 @every_sdk
 def test_the_retries_of_the_sdk_and_of_the_transport_do_not_multiply(sdk: Sdk) -> None:
-    clock, script = SimulatedClock(), Script(*[(429, retry_after(1))] * 99)
+    clock, script = SimulatedClock(), ScriptedApp(*[(429, retry_after(1))] * 99)
     with (
-        served(script, clock) as server,
+        recording_server(script, clock) as server,
         calling(sdk, server, clock, retries=3) as ask,
         pytest.raises(RateLimitError) as raised,
     ):
@@ -305,7 +307,7 @@ def test_the_retries_of_the_sdk_and_of_the_transport_do_not_multiply(sdk: Sdk) -
     assert raised.value.response.headers["retry-after"] == "1"
     clock = SimulatedClock()
     with (
-        served(Script(*[(429, retry_after(9999))] * 99), clock) as server,
+        recording_server(ScriptedApp(*[(429, retry_after(9999))] * 99), clock) as server,
         calling(sdk, server, clock) as ask,
         pytest.raises(RateLimitError),
     ):
@@ -322,14 +324,14 @@ def test_the_retries_of_the_sdk_do_not_multiply_in_a_loop(sdk: Sdk) -> None:
             with pytest.raises(RateLimitError):
                 await ask(stream=True)
 
-    with served(Script(*[(429, retry_after(1))] * 99), clock) as server:
+    with recording_server(ScriptedApp(*[(429, retry_after(1))] * 99), clock) as server:
         run(main())
     assert server.answered == [429] * 4
 
 
 def test_without_retries_of_the_transport_those_of_the_sdk_remain() -> None:
-    clock, script = SimulatedClock(), Script((429, {"retry-after-ms": "1"}), (429, {"retry-after-ms": "1"}))
-    with served(script, clock) as server, calling(OPENAI, server, clock, retries=0, max_retries=1) as ask:
+    clock, script = SimulatedClock(), ScriptedApp((429, {"retry-after-ms": "1"}), (429, {"retry-after-ms": "1"}))
+    with recording_server(script, clock) as server, calling(OPENAI, server, clock, retries=0, max_retries=1) as ask:
         with pytest.raises(openai.RateLimitError):
             ask()
         assert server.answered == [429, 429]
@@ -338,9 +340,9 @@ def test_without_retries_of_the_transport_those_of_the_sdk_remain() -> None:
 @both_sdks
 def test_the_sdk_still_retries_other_failures(sdk: Sdk) -> None:
     clock = SimulatedClock()
-    script = Script(*[(500, {"retry-after-ms": "1"})] * 99)
+    script = ScriptedApp(*[(500, {"retry-after-ms": "1"})] * 99)
     with (
-        served(script, clock) as server,
+        recording_server(script, clock) as server,
         calling(sdk, server, clock, max_retries=2) as ask,
         pytest.raises((openai.InternalServerError, anthropic.InternalServerError)),
     ):
@@ -351,24 +353,28 @@ def test_the_sdk_still_retries_other_failures(sdk: Sdk) -> None:
 def test_a_denial_is_returned_unchanged_to_other_clients() -> None:
     clock = SimulatedClock()
     with (
-        served(Script((429, retry_after(1))), clock) as server,
-        obeying(clock, retries=0) as http,
+        recording_server(ScriptedApp((429, retry_after(1))), clock) as server,
+        obeying_client(clock, retries=0) as http,
     ):
         assert "x-should-retry" not in http.get(str(server)).headers
 
 
 def test_a_server_that_says_so_gets_no_retry() -> None:
     clock = SimulatedClock()
-    script = Script((429, {"x-should-retry": "false"}))
-    with served(script, clock) as server, calling(OPENAI, server, clock) as ask, pytest.raises(openai.RateLimitError):
+    script = ScriptedApp((429, {"x-should-retry": "false"}))
+    with (
+        recording_server(script, clock) as server,
+        calling(OPENAI, server, clock) as ask,
+        pytest.raises(openai.RateLimitError),
+    ):
         ask()
     assert server.answered == [429]
 
 
 def test_a_wait_in_milliseconds_is_kept() -> None:
     clock = SimulatedClock()
-    script = Script((429, {"retry-after-ms": "250", "retry-after": "1"}))
-    with served(script, clock) as server, obeying(clock, jitter=0) as http:
+    script = ScriptedApp((429, {"retry-after-ms": "250", "retry-after": "1"}))
+    with recording_server(script, clock) as server, obeying_client(clock, jitter=0) as http:
         assert http.get(str(server)).status_code == 200
     assert server.moments == [0, 0.25]
 
@@ -391,7 +397,7 @@ def test_a_stream_is_passed_on_as_it_comes() -> None:
     clock, go_on = SimulatedClock(), asyncio.Event()
     app = LlmServer(clock, "openai")
     app.go_on = go_on
-    with serve(app, clock) as server, obeying(clock) as http:
+    with serve(app, clock) as server, obeying_client(clock) as http:
         client = openai.OpenAI(api_key="key", base_url=f"{server}/v1", http_client=http)  # type: ignore[arg-type]
         with client.chat.completions.create(model="m", messages=[], stream=True) as chunks:
             words = (chunk.choices[0].delta.content for chunk in chunks)
@@ -447,8 +453,8 @@ def test_by_default_requests_are_sent_by_the_library_that_they_are_from(sdk: Sdk
 
 
 def test_an_upload_that_cannot_be_repeated_here_is_retried_by_the_sdk() -> None:
-    clock, script = SimulatedClock(), Script((429, {"retry-after-ms": "1"}))
-    with served(script, clock) as server, obeying(clock) as http:
+    clock, script = SimulatedClock(), ScriptedApp((429, {"retry-after-ms": "1"}))
+    with recording_server(script, clock) as server, obeying_client(clock) as http:
         client = openai.OpenAI(api_key="key", base_url=f"{server}/v1", http_client=http)  # type: ignore[arg-type]
         text: Any = client.audio.transcriptions.create(file=("a.wav", b"sound"), model="m", response_format="text")
     assert text == "answer 2"

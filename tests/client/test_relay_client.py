@@ -9,7 +9,7 @@ import pytest
 from headgate.client import Denial, QueueFull, Refused, Unsent
 from headgate.client.outbox import PacedLimit
 from tests.support.event_loop import run, until
-from tests.support.hub import Running, running
+from tests.support.hub import HubServer, hub_server
 from tests.support.hub_clients import (
     Denials,
     Kind,
@@ -30,7 +30,7 @@ SECOND = 1_000_000
 
 
 @at_hub(relay_rate_limit="0.5", relay_rate_burst="2")
-async def test_d5_a_denial_is_reported_with_its_wait_and_reason_and_held_back_and_sent_again(hub: Running) -> None:
+async def test_d5_a_denial_is_reported_with_its_wait_and_reason_and_held_back_and_sent_again(hub: HubServer) -> None:
     denials = Denials(hub.clock)
     async with relay_client(hub, "alice", on_rate_limited=denials) as alice, relay_client(hub, "bob") as bob:
         for number in range(2):
@@ -61,7 +61,7 @@ async def test_d5_a_denial_is_reported_with_its_wait_and_reason_and_held_back_an
 @pytest.mark.parametrize("in_flight", [1, 8])
 @at_hub()
 async def test_d5_all_of_300_arrive_once_and_in_order_with_few_denials_and_none_early(
-    hub: Running, in_flight: int
+    hub: HubServer, in_flight: int
 ) -> None:
     denials = Denials(hub.clock)
     options: dict[str, Any] = {"on_rate_limited": denials, "in_flight": in_flight}
@@ -81,7 +81,7 @@ async def test_d5_all_of_300_arrive_once_and_in_order_with_few_denials_and_none_
 
 
 @at_hub()
-async def test_d5_a_sequential_sender_is_not_denied_each_time(hub: Running) -> None:
+async def test_d5_a_sequential_sender_is_not_denied_each_time(hub: HubServer) -> None:
     denials = Denials(hub.clock)
     async with relay_client(hub, "alice", on_rate_limited=denials) as alice, relay_client(hub, "bob") as bob:
 
@@ -102,7 +102,9 @@ async def test_d5_a_sequential_sender_is_not_denied_each_time(hub: Running) -> N
 
 
 @at_hub(relay_rate_burst="1")
-async def test_d5_clients_that_are_denied_at_the_same_moment_do_not_come_back_at_the_same_moment(hub: Running) -> None:
+async def test_d5_clients_that_are_denied_at_the_same_moment_do_not_come_back_at_the_same_moment(
+    hub: HubServer,
+) -> None:
     clients = [relay_client(hub, f"agent-{number}") for number in range(20)]
     for client in clients:
         await client.__aenter__()
@@ -191,7 +193,7 @@ def test_a_failing_callback_is_logged_and_ignored(caplog: pytest.LogCaptureFixtu
             await alice.send("bob", b"")
             await in_time(hub.clock, alice, alice.send("bob", b""))
 
-    with running(relay_rate_burst="1") as hub:
+    with hub_server(relay_rate_burst="1") as hub:
         run(main())
     assert "has failed" in caplog.text
 
@@ -201,7 +203,7 @@ def test_a_failing_callback_is_logged_and_ignored(caplog: pytest.LogCaptureFixtu
 
 @both_clients
 @at_limited_hub
-async def test_d5_the_queue_is_bounded_and_senders_wait_for_room_in_turn(hub: Running, kind: Kind) -> None:
+async def test_d5_the_queue_is_bounded_and_senders_wait_for_room_in_turn(hub: HubServer, kind: Kind) -> None:
     async with kind.connect(hub, "alice", most=3) as alice, kind.connect(hub, "bob") as bob:
         await kind.send(alice, "bob", "first")
         sends = [asyncio.create_task(kind.send(alice, "bob", str(number))) for number in range(8)]
@@ -216,7 +218,7 @@ async def test_d5_the_queue_is_bounded_and_senders_wait_for_room_in_turn(hub: Ru
 
 @both_clients
 @at_limited_hub
-async def test_d5_a_cancelled_message_is_not_sent_later(hub: Running, kind: Kind) -> None:
+async def test_d5_a_cancelled_message_is_not_sent_later(hub: HubServer, kind: Kind) -> None:
     async with kind.connect(hub, "alice", most=3) as alice, kind.connect(hub, "bob") as bob:
         await kind.send(alice, "bob", "first")
         names = ("denied", "waits", "stays", "no room", "comes")
@@ -240,7 +242,7 @@ async def test_d5_a_cancelled_message_is_not_sent_later(hub: Running, kind: Kind
 
 @both_clients
 @at_limited_hub
-async def test_d5_close_waits_for_the_queue_and_counts_unsent_messages(hub: Running, kind: Kind) -> None:
+async def test_d5_close_waits_for_the_queue_and_counts_unsent_messages(hub: HubServer, kind: Kind) -> None:
     async with kind.connect(hub, "bob") as bob:
         async with kind.connect(hub, "alice", most=4) as alice:
             await kind.send(alice, "bob", "0")
@@ -273,7 +275,7 @@ async def test_d5_close_waits_for_the_queue_and_counts_unsent_messages(hub: Runn
 
 
 @at_hub(relay_rate_limit="off")
-async def test_one_that_takes_no_more_messages_makes_the_hub_tell_their_sender(hub: Running) -> None:
+async def test_one_that_takes_no_more_messages_makes_the_hub_tell_their_sender(hub: HubServer) -> None:
     async with relay_client(hub, "alice") as alice, relay_client(hub, "bob", buffer=2) as bob:
         sent = [b"0"]
         await alice.send("bob", b"0")
@@ -293,7 +295,7 @@ async def test_one_that_takes_no_more_messages_makes_the_hub_tell_their_sender(h
 
 
 @at_hub(relay_rate_limit="off")
-async def test_one_that_never_takes_messages_can_still_send(hub: Running, caplog: pytest.LogCaptureFixture) -> None:
+async def test_one_that_never_takes_messages_can_still_send(hub: HubServer, caplog: pytest.LogCaptureFixture) -> None:
     async with relay_client(hub, "alice") as alice, relay_client(hub, "bob", buffer=2) as bob:
         for number in range(10):
             await alice.send("bob", b"%d" % number)
@@ -304,7 +306,7 @@ async def test_one_that_never_takes_messages_can_still_send(hub: Running, caplog
 
 
 @at_hub(relay_rate_limit="off")
-async def test_one_that_answers_each_message_is_not_stuck_when_many_come(hub: Running) -> None:
+async def test_one_that_answers_each_message_is_not_stuck_when_many_come(hub: HubServer) -> None:
     async with relay_client(hub, "alice", in_flight=20) as alice, relay_client(hub, "bob", buffer=1) as bob:
 
         async def answer() -> None:

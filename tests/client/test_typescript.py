@@ -27,8 +27,8 @@ from websockets.sync.client import connect
 from headgate import Policy
 from headgate._version import VERSION
 from headgate.proto import envelope_pb2 as wire
-from tests.support.hub import Running, running
-from tests.support.hub_process import Program, program
+from tests.support.hub import HubServer, hub_server
+from tests.support.hub_process import HubProcess, hub_process
 from tests.support.valkey import PATIENCE, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -69,14 +69,14 @@ class HubServices:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._manual_hubs: list[Running] = []
-        self._programs: list[tuple[Program, dict[str, str | None]]] = []
+        self._manual_hubs: list[HubServer] = []
+        self._programs: list[tuple[HubProcess, dict[str, str | None]]] = []
         self._received: list[list[str]] = []
         self._stack = ExitStack()
 
     def manual(self, **settings: Any) -> dict[str, Any]:
         """A hub on a clock that is advanced by hand."""
-        self._manual_hubs.append(self._stack.enter_context(running(**settings)))
+        self._manual_hubs.append(self._stack.enter_context(hub_server(**settings)))
         return {"hub": len(self._manual_hubs) - 1, "url": f"ws://{self._manual_hubs[-1]}/relay"}
 
     def accounts(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class HubServices:
         """The real program, on the real clock, and tokens of agents."""
         number = len(self._programs)
         environment: dict[str, str | None] = {"HEADGATE_RELAY_RATE_LIMIT": rate, "HEADGATE_RELAY_RATE_BURST": burst}
-        hub = Program(self._folder / str(number), environment=environment)
+        hub = HubProcess(self._folder / str(number), environment=environment)
         self._programs.append((hub, environment))
         with hub.http("") as client:
             answers = [client.post("/api/onboard/register", json={"agent_id": agent}) for agent in agents]
@@ -127,7 +127,7 @@ class HubServices:
     def start(self, hub: int) -> None:
         """One that was ended, on the same port and with the same data."""
         before, environment = self._programs[hub]
-        again = Program(self._folder / str(hub), "--port", str(before.port), environment=environment)
+        again = HubProcess(self._folder / str(hub), "--port", str(before.port), environment=environment)
         self._programs[hub] = (again, environment)
 
     def server(self, module: str) -> int:
@@ -291,7 +291,7 @@ def test_d5_typescript_the_client_works_in_a_browser_with_its_own_websocket(tmp_
     assert chromium, "expected the program chromium on the path (apt install chromium); ./dev long installs it"
     environment = {"HEADGATE_RELAY_RATE_LIMIT": "20", "HEADGATE_RELAY_RATE_BURST": "1"}
     environment["HEADGATE_ALLOWED_HOSTS"] = "127.0.0.1"  # the page is another site, with another port
-    with program(tmp_path, environment=environment) as hub, serving(Page) as site, sync_playwright() as playwright:
+    with hub_process(tmp_path, environment=environment) as hub, serving(Page) as site, sync_playwright() as playwright:
         with hub.http("") as agent:
             token = agent.post("/api/onboard/register", json={"agent_id": "self"}).json()["token"]
         browser = playwright.chromium.launch(

@@ -9,7 +9,7 @@ from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy
 from headgate.edges.asgi import App, RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.websocket import WebSocketLimits
 from headgate.http import PROBLEM_JSON, read_denial
-from tests.support.asgi_server import serving
+from tests.support.asgi_server import app_server
 from tests.support.valkey import PATIENCE, wait_for
 from tests.support.websocket_apps import Echo, connected, denial_frame, denied_response, exchange, named
 
@@ -39,7 +39,7 @@ def test_the_key_is_asked_for_once_and_shared_by_all_connections_of_it(asynchron
         websocket=WebSocketLimits(received="2/minute", warn=False),
     )
     with (
-        serving(app) as server,
+        app_server(app) as server,
         connected(server, "a", "/chat") as one,
         connected(server, "a", "/chat") as two,
         connected(server, "b", "/chat") as other,
@@ -53,7 +53,7 @@ def test_the_key_is_asked_for_once_and_shared_by_all_connections_of_it(asynchron
 def test_an_anonymous_client_counts_by_address_apart_from_names(free: Limiter) -> None:
     app = RateLimitMiddleware(Echo(), free, key=named, websocket=WebSocketLimits(received="1/minute", warn=False))
     with (
-        serving(app) as server,
+        app_server(app) as server,
         connected(server) as one,
         connected(server) as two,
         connected(server, "127.0.0.1") as other,
@@ -71,7 +71,7 @@ def test_exempt_and_skipped_clients_are_not_counted(free: Limiter) -> None:
         skip=["WEBSOCKET /open", "GET /closed"],
         websocket=WebSocketLimits(received="blocked", sent="1/minute"),
     )
-    with serving(app) as server:
+    with app_server(app) as server:
         for name, path in (("admin", "/closed"), ("", "/open")):
             with connected(server, name, path) as client:
                 assert [exchange(client, "x") for _ in range(3)] == ["x"] * 3
@@ -83,7 +83,7 @@ def test_exempt_and_skipped_clients_are_not_counted(free: Limiter) -> None:
 
 def test_a_connect_counts_like_a_request_and_gets_rate_limit_headers(clock: ManualClock) -> None:
     echo = Echo()
-    with serving(RateLimitMiddleware(echo, Limiter("2/minute", store=MemoryStore(clock=clock)))) as server:
+    with app_server(RateLimitMiddleware(echo, Limiter("2/minute", store=MemoryStore(clock=clock)))) as server:
         with connected(server) as client:
             assert client.response is not None
             assert client.response.headers["RateLimit"] == '"default";r=1;t=30'
@@ -112,14 +112,14 @@ def test_a_connect_is_closed_where_the_server_cannot_answer_it() -> None:
     async def without_extensions(scope: Scope, receive: Receive, send: Send) -> None:
         await app({key: value for key, value in scope.items() if key != "extensions"}, receive, send)
 
-    with serving(without_extensions) as server:
+    with app_server(without_extensions) as server:
         assert denied_response(server).status_code == 403
     assert echo.began == 0
 
 
 def test_routes_tell_connects_from_requests(free: Limiter) -> None:
     app = RateLimitMiddleware(Echo(), free, routes={"WEBSOCKET /chat": "1/minute", "GET /feed": "blocked"})
-    with serving(app) as server:
+    with app_server(app) as server:
         with connected(server, path="/chat"), connected(server, path="/feed"):
             pass
         assert read_denial(denied_response(server, path="/chat").body).tier == "WEBSOCKET /chat"  # type: ignore[union-attr]
@@ -153,7 +153,7 @@ def test_a_connect_stays_counted_if_the_application_fails_unless_crashes_are_ref
     before: bool, options: Any, left: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     limiter = Limiter("3/minute", store=MemoryStore(clock=ManualClock()))
-    with serving(RateLimitMiddleware(failing(before), limiter, **options)) as server:
+    with app_server(RateLimitMiddleware(failing(before), limiter, **options)) as server:
         if before:
             assert denied_response(server).status_code == 500
         else:
@@ -184,7 +184,7 @@ async def choosy(scope: Scope, receive: Receive, send: Send) -> None:
 )
 def test_connects_can_be_counted_by_their_response(counts: Any, left: int) -> None:
     limiter = Limiter("10/minute", store=MemoryStore(clock=ManualClock()))
-    with serving(RateLimitMiddleware(choosy, limiter, counts=counts)) as server:
+    with app_server(RateLimitMiddleware(choosy, limiter, counts=counts)) as server:
         with connected(server, path="/accepted"):
             pass
         assert denied_response(server, path="/refused").status_code == 403
@@ -202,7 +202,7 @@ def test_the_cost_of_a_connect_can_be_settled_by_its_response() -> None:
         seen.append((request.method, response.status, response.headers.get("x-cost")))
         return int(response.headers.get("x-cost", 0))
 
-    with serving(RateLimitMiddleware(choosy, limiter, settle=settle)) as server:
+    with app_server(RateLimitMiddleware(choosy, limiter, settle=settle)) as server:
         with connected(server, path="/accepted"):
             wait_for(lambda: limiter.peek("127.0.0.1").remaining == 7, "the connect to be settled")
         denied_response(server, path="/refused")
@@ -219,7 +219,7 @@ def test_b1_b4_a_gate_counts_messages_on_its_channel_ws_and_changes_hold_at_once
     app = RateLimitMiddleware(
         Echo(), gate=gate, key=named, tier="heavy", websocket=WebSocketLimits(received="gate", warn=False)
     )
-    with serving(app) as server, connected(server, "a") as client:
+    with app_server(app) as server, connected(server, "a") as client:
         assert [exchange(client, "x") for _ in range(3)] == ["x", "x", denial_frame("heavy", 30_000)]
         assert gate.peek("a", "http", "heavy").remaining == 1
         assert gate.peek("a", "ws", "heavy").remaining == 0
@@ -236,7 +236,7 @@ def test_b2_an_anonymous_client_of_a_gate_counts_by_address() -> None:
     gate = Gate(Policy(addresses={"limit": "3/minute"}), store=MemoryStore(clock=ManualClock()))
     limits = WebSocketLimits(received="gate", warn=False)
     app = RateLimitMiddleware(Echo(), gate=gate, key=named, websocket=limits)
-    with serving(app) as server, connected(server) as client, connected(server, "a") as other:
+    with app_server(app) as server, connected(server) as client, connected(server, "a") as other:
         assert [exchange(client, "x") for _ in range(3)] == ["x", "x", denial_frame("address", 20_000)]
         assert denied_response(server).status_code == 429
         assert exchange(other, "x") == "x"
@@ -246,7 +246,7 @@ def test_limits_beside_a_gate_are_not_for_agents_that_are_exempt() -> None:
     gate = Gate(Policy(exempt=["boss"]), store=MemoryStore(clock=ManualClock()))
     limits = WebSocketLimits(received="9/minute", received_bytes="1/minute", sent="2/minute", warn=False)
     app = RateLimitMiddleware(Echo(), gate=gate, key=named, websocket=limits)
-    with serving(app) as server, connected(server, "boss") as boss, connected(server, "a") as other:
+    with app_server(app) as server, connected(server, "boss") as boss, connected(server, "a") as other:
         assert [exchange(boss, "long") for _ in range(10)] == ["long"] * 10
         assert [exchange(other, "x"), exchange(other, "x")] == ["x", denial_frame("received_bytes", 60_000)]
 
@@ -255,7 +255,7 @@ def test_b1_a_message_that_another_limit_denies_is_refunded_at_the_gate() -> Non
     gate = Gate(Policy(exempt=["boss"]), store=MemoryStore(clock=ManualClock()))
     limits = WebSocketLimits(received="gate", received_bytes="1/minute", warn=False)
     app = RateLimitMiddleware(Echo(), gate=gate, key=named, tier="heavy", websocket=limits)
-    with serving(app) as server, connected(server, "boss") as boss, connected(server, "a") as other:
+    with app_server(app) as server, connected(server, "boss") as boss, connected(server, "a") as other:
         assert [exchange(other, "x"), exchange(other, "x")] == ["x", denial_frame("received_bytes", 60_000)]
         assert gate.peek("a", "ws", "heavy").remaining == 9
         assert [exchange(boss, "x") for _ in range(11)] == ["x"] * 11

@@ -19,8 +19,8 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from tests.support.ports import nobody
-from tests.support.server_process import listening
+from tests.support.ports import unused_port
+from tests.support.server_process import listening_process
 from tests.support.valkey import PATIENCE, Server, wait_for
 
 pytestmark = pytest.mark.once
@@ -42,7 +42,7 @@ def started(name: str, option: str = "--port={}", cwd: Path = ROOT, **environmen
     """An example that serves; its host and port."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     variables = {**os.environ, "PYTHONPATH": path, **environment}
-    with nobody() as port, listening(port, [*command(name), option.format(port)], cwd=cwd, env=variables):
+    with unused_port() as port, listening_process(port, [*command(name), option.format(port)], cwd=cwd, env=variables):
         yield f"127.0.0.1:{port}"
 
 
@@ -198,7 +198,10 @@ def test_decorator() -> None:
 @pytest.mark.parametrize("shared", [False, True], ids=["one process", "a server"])
 def test_llm_proxy(shared: bool, tmp_path: Path, server: Server) -> None:
     (tmp_path / "examples").symlink_to(EXAMPLES)
-    with nobody() as port, listening(port, [sys.executable, "-m", "tests.support.language_model", str(port)], cwd=ROOT):
+    with (
+        unused_port() as port,
+        listening_process(port, [sys.executable, "-m", "tests.support.language_model", str(port)], cwd=ROOT),
+    ):
         surroundings = {"LLM": f"http://127.0.0.1:{port}", "NO_PROXY": "*", **({"STORE": server.url} if shared else {})}
         with started("llm_proxy.py", cwd=tmp_path, **surroundings) as where, client(where) as http:
             assert ask_model(http, "hello", 100, key="invented")[0] == 401

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from tests.support.ports import nobody
-from tests.support.server_process import listening
+from tests.support.ports import unused_port
+from tests.support.server_process import listening_process
 from tests.support.valkey import PATIENCE, Server
 from tools.migration_diff import AFTER, APPS, BEFORE, GUIDE, diff, shown
 
@@ -75,10 +75,10 @@ class Run(NamedTuple):
 @contextmanager
 def served(name: str, store: str, log: Path, folder: Path = APPS) -> Iterator[str]:
     """An application on uvicorn; its host and port."""
-    with nobody() as port, log.open("wb") as errors:
+    with unused_port() as port, log.open("wb") as errors:
         app = [f"--app-dir={folder}", f"{name.removesuffix('.py')}:app", f"--port={port}", "--log-level=warning"]
         command = [sys.executable, "-m", "uvicorn", *app]
-        with listening(port, command, env={**os.environ, "STORE_URL": store}, stderr=errors):
+        with listening_process(port, command, env={**os.environ, "STORE_URL": store}, stderr=errors):
             yield f"127.0.0.1:{port}"
 
 

@@ -23,7 +23,7 @@ from headgate.edges import asgi, wsgi
 from headgate.edges.fastapi import RateLimit
 from headgate.edges.requests import HttpRequest
 from tests.support import routed_apps as apps
-from tests.support.greeting_app import header, hello
+from tests.support.greeting_app import greeting_app, header
 from tests.support.routed_apps import Handler, Served
 from tests.support.wrapped_store import WrappedStore
 
@@ -303,7 +303,7 @@ def test_a_request_counts_once_for_a_limiter_that_several_patterns_have(agent: s
 def test_a_gate_counts_a_doubtful_path_in_each_tier_once() -> None:
     policy = Policy(limits={"normal": "5/day", "heavy": "2/day"}, addresses={"limit": "9/day"})
     gate = Gate(policy, store=MemoryStore(clock=ManualClock()))
-    app = asgi.RateLimitMiddleware(hello, gate=gate, key=header("x-agent"), routes={"/reports/*": "heavy"})
+    app = asgi.RateLimitMiddleware(greeting_app, gate=gate, key=header("x-agent"), routes={"/reports/*": "heavy"})
     Served(app).send("GET", "//reports/a", [(b"x-agent", b"bob")])
     assert [gate.peek("bob", "http", tier).remaining for tier in ("normal", "heavy")] == [4, 1]
     Served(app).send("GET", "//reports/a")

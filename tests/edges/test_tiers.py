@@ -9,7 +9,7 @@ import pytest
 from headgate import Gate, InvalidInput, ManualClock, MemoryStore, Policy, RedisStore
 from headgate.edges.asgi import RateLimitMiddleware
 from headgate.edges.websocket import WebSocketLimits
-from tests.support.asgi_server import serving
+from tests.support.asgi_server import app_server
 from tests.support.http_edges import AsgiEdge, Edge, FastapiEdge, WsgiEdge, client_of, edges
 from tests.support.valkey import PATIENCE, Server, wait_for
 from tests.support.websocket_apps import Echo, connected, denial_frame, exchange, named
@@ -108,7 +108,7 @@ def test_open_connections_outlive_the_tier_that_they_were_made_in(gate: Gate) ->
     app = RateLimitMiddleware(
         Echo(), gate=gate, key=named, tier="bulk", websocket=WebSocketLimits(received="gate", warn=False)
     )
-    with serving(app) as server, connected(server, "a") as client:
+    with app_server(app) as server, connected(server, "a") as client:
         assert [exchange(client, "x") for _ in range(3)] == ["x", "x", denial_frame("bulk", 30_000)]
         gate.reload(WITHOUT)
         assert [exchange(client, "x") for _ in range(6)] == ["x"] * 5 + [denial_frame("bulk", 12_000)]

@@ -20,7 +20,7 @@ from headgate.hub.storage.database import DatabaseError
 from headgate.stores.redis.alerts import RedisAlerts
 from tests.support.account_alerts import PAYS, RAISED, RESOLVED, compared, settled, shown, spend
 from tests.support.alerts import settled as agents_settled
-from tests.support.hub import ADMIN, VIEWER, running
+from tests.support.hub import ADMIN, VIEWER, hub_server
 from tests.support.hub_fleet import Fleet
 from tests.support.valkey import wait_for
 from tests.support.webhook_receiver import Receiver
@@ -37,7 +37,7 @@ def events(receiver: Receiver) -> list[tuple[str, str, float]]:
 
 
 def test_f1_80_percent_of_a_budget_are_one_alert_which_becomes_that_of_100_percent(receiver: Receiver) -> None:
-    with capture_logs() as logged, running(PAYS, webhooks=(receiver.url,)) as hub:
+    with capture_logs() as logged, hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         assert spend(hub, "7.9")
         settled(hub)
         assert (receiver.heard, shown(hub)) == ([], [])
@@ -78,7 +78,7 @@ def test_f1_a_restarted_hub_raises_the_alerts_of_its_budgets_again(receiver: Rec
         agents={"planner": {"account": "acme/search"}},
     )
     file = tmp_path / "limits.db"
-    with MemoryStore(remember=file) as store, running(policy, store=store, data=tmp_path) as hub:
+    with MemoryStore(remember=file) as store, hub_server(policy, store=store, data=tmp_path) as hub:
         assert spend(hub, "9")
         assert hub.hub.gate.hold("planner", {}, lease=600)  # slots raise no alert
         hub.register("lone")
@@ -88,7 +88,7 @@ def test_f1_a_restarted_hub_raises_the_alerts_of_its_budgets_again(receiver: Rec
         assert set(before) == {"acme/search", "-/-/lone"}
     with (
         MemoryStore(remember=file) as store,
-        running(policy, store=store, data=tmp_path, webhooks=(receiver.url,)) as hub,
+        hub_server(policy, store=store, data=tmp_path, webhooks=(receiver.url,)) as hub,
     ):
         settled(hub)
         assert sorted(events(receiver)) == [(RAISED, "-/-/lone", 1.0), (RAISED, "acme/search", 0.8)]
@@ -104,10 +104,10 @@ def test_f1_a_restarted_hub_raises_alerts_of_agents_that_are_not_registered(tmp_
     """An admin may hold for any agent. One that nothing names is known at its next hold."""
     accounts, file = {"default": {"agent": {"usd": "10 in all"}}}, tmp_path / "limits.db"
     policy = Policy(accounts=accounts, agents={"planner": {"account": "acme"}})
-    with MemoryStore(remember=file) as store, running(policy, store=store, data=tmp_path) as hub:
+    with MemoryStore(remember=file) as store, hub_server(policy, store=store, data=tmp_path) as hub:
         hub.hub.gate.set_agent_account("writer", "acme")
         assert all([spend(hub, "8", agent) for agent in ("planner", "writer", "other")])
-    with MemoryStore(remember=file) as store, running(policy, store=store, data=tmp_path) as hub:
+    with MemoryStore(remember=file) as store, hub_server(policy, store=store, data=tmp_path) as hub:
         settled(hub)
         assert {alert["account"] for alert in shown(hub)} == {"acme/-/planner", "acme/-/writer"}
         assert spend(hub, "1", "other")
@@ -118,7 +118,7 @@ def test_f1_a_restarted_hub_raises_alerts_of_agents_that_are_not_registered(tmp_
 def test_f1_a_restarted_hub_waits_until_it_can_read_its_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.hub.monitoring.alert_base._INTERVAL", 0.02)
     policy, file = Policy(accounts={"default": {"agent": {"usd": "10 in all"}}}), tmp_path / "limits.db"
-    with MemoryStore(remember=file) as store, running(policy, store=store, data=tmp_path) as hub:
+    with MemoryStore(remember=file) as store, hub_server(policy, store=store, data=tmp_path) as hub:
         hub.register("planner")
         hub.register("writer")
         assert spend(hub, "9")
@@ -133,7 +133,7 @@ def test_f1_a_restarted_hub_waits_until_it_can_read_its_agents(tmp_path: Path, m
     with (
         capture_logs() as logged,
         MemoryStore(remember=file) as store,
-        running(policy, store=store, data=tmp_path) as hub,
+        hub_server(policy, store=store, data=tmp_path) as hub,
     ):
         assert spend(hub, "9", "writer")
         wait_for(lambda: hub.hub.account_alerts.open == 1, "what is spent now")
@@ -147,7 +147,7 @@ def test_f1_a_restarted_hub_waits_until_it_can_read_its_agents(tmp_path: Path, m
 def test_f1_a_reload_that_removes_accounts_stops_no_alert_of_others(tmp_path: Path) -> None:
     at, agents = {"acme": {"usd": "10 in all"}}, {"planner": {"account": "acme/search"}}
     policy, file = Policy(accounts={"at": at}, agents=agents), tmp_path / "limits.db"
-    with MemoryStore(remember=file) as store, running(policy, store=store, data=tmp_path) as hub:
+    with MemoryStore(remember=file) as store, hub_server(policy, store=store, data=tmp_path) as hub:
         hub.register("planner")
         assert spend(hub, "9")
     read: list[list[str]] = []
@@ -161,7 +161,7 @@ def test_f1_a_reload_that_removes_accounts_stops_no_alert_of_others(tmp_path: Pa
                 self.reload(Policy(accounts={"levels": ["agent", "session"], "at": at}))
             return await super().aaccounts(read[-1])
 
-    with MemoryStore(remember=file) as store, running(policy, store=store, data=tmp_path, gate=Reloaded) as hub:
+    with MemoryStore(remember=file) as store, hub_server(policy, store=store, data=tmp_path, gate=Reloaded) as hub:
         settled(hub)
         assert read[0] == ["acme", "acme/search", "acme/search/planner"], "read together"
         assert read[1:4] == [[path] for path in read[0]], "and then one by one"
@@ -169,7 +169,7 @@ def test_f1_a_reload_that_removes_accounts_stops_no_alert_of_others(tmp_path: Pa
 
 
 def test_f1_an_alert_is_resolved_also_if_the_next_one_fails(receiver: Receiver) -> None:
-    with capture_logs() as logged, running(PAYS, webhooks=(receiver.url,)) as hub:
+    with capture_logs() as logged, hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         alerts, ends, no_amount = hub.hub.account_alerts, float(round(hub.clock.wall()) + 60), cast("Any", None)
 
         def spend_in_both() -> None:
@@ -185,7 +185,7 @@ def test_f1_an_alert_is_resolved_also_if_the_next_one_fails(receiver: Receiver) 
 
 
 def test_f1_an_empty_budget_of_a_team_makes_nobody_an_offender(receiver: Receiver) -> None:
-    with running(PAYS, webhooks=(receiver.url,)) as hub:
+    with hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         assert spend(hub, "10")
         assert not any([spend(hub, "1", agent) for agent in ("planner", "writer") * 10])
         settled(hub)
@@ -208,7 +208,7 @@ def test_f1_exempt_and_shadowed_spending_raises_alerts_like_any_other(
     policy = Policy(
         accounts={"at": {"acme": {"usd": "10 in all"}}}, agents={"planner": {"account": "acme"}}, **settings
     )
-    with running(policy, webhooks=(receiver.url,)) as hub:
+    with hub_server(policy, webhooks=(receiver.url,)) as hub:
         assert spend(hub, "9")
         assert spend(hub, "9")
         settled(hub)
@@ -217,7 +217,7 @@ def test_f1_exempt_and_shadowed_spending_raises_alerts_like_any_other(
 
 
 def test_f1_an_alert_is_resolved_when_the_period_ends(receiver: Receiver) -> None:
-    with capture_logs() as logged, running(PAYS, webhooks=(receiver.url,)) as hub:
+    with capture_logs() as logged, hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         spend(hub, "9")
         settled(hub)
         left = shown(hub)[0]["resets_at"] - hub.clock.wall()
@@ -238,7 +238,7 @@ def test_f1_an_alert_is_resolved_when_the_period_ends(receiver: Receiver) -> Non
 
 
 def test_f1_a_raised_budget_resolves_the_alert_or_makes_it_that_of_80_percent(receiver: Receiver) -> None:
-    with running(PAYS, webhooks=(receiver.url,)) as hub:
+    with hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         spend(hub, "10")
         settled(hub)
         hub.hub.gate.set_account_limit("acme/search", "usd", "12/calendar day", by="ada")
@@ -254,7 +254,7 @@ def test_f1_a_raised_budget_resolves_the_alert_or_makes_it_that_of_80_percent(re
 
 
 def test_f1_a_lowered_budget_is_that_of_100_percent_and_a_removed_one_has_no_alert(receiver: Receiver) -> None:
-    with running(PAYS, webhooks=(receiver.url,)) as hub:
+    with hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         spend(hub, "9")
         settled(hub)
         hub.hub.gate.set_account_limit("acme/search", "usd", "9/calendar day")
@@ -266,7 +266,7 @@ def test_f1_a_lowered_budget_is_that_of_100_percent_and_a_removed_one_has_no_ale
 
 
 def test_f1_holds_that_are_settled_for_less_resolve_an_alert_within_half_a_minute(receiver: Receiver) -> None:
-    with running(PAYS, webhooks=(receiver.url,)) as hub:
+    with hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         hold = hub.hub.gate.hold("planner", {"usd": "9"})
         settled(hub)
         hold.settle({"usd": "1"})
@@ -276,7 +276,7 @@ def test_f1_holds_that_are_settled_for_less_resolve_an_alert_within_half_a_minut
 
 
 def test_f1_an_alert_stays_open_until_less_than_70_percent_are_used(receiver: Receiver) -> None:
-    with running(PAYS, webhooks=(receiver.url,)) as hub:
+    with hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         holds = [hub.hub.gate.hold("planner", {"usd": "1"}) for _ in range(8)]
         settled(hub)
         for left, heard in ((7, 1), (6, 2)):
@@ -294,7 +294,7 @@ def test_f1_two_budgets_of_a_resource_have_alerts_of_their_own(receiver: Receive
     policy = Policy(
         accounts={"at": {"acme": {"usd": ["10/calendar day", "11/calendar month"]}}}, agents={"a": {"account": "acme"}}
     )
-    with running(policy, webhooks=(receiver.url,)) as hub:
+    with hub_server(policy, webhooks=(receiver.url,)) as hub:
         spend(hub, "9", "a")
         spend(hub, "0.5", "a")
         settled(hub)
@@ -305,7 +305,7 @@ def test_f1_two_budgets_of_a_resource_have_alerts_of_their_own(receiver: Receive
 
 def test_f1_open_alerts_of_accounts_are_bounded(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_ACCOUNT_ALERTS", 3)
-    with capture_logs() as logged, running(PAYS, webhooks=(receiver.url,)) as hub:
+    with capture_logs() as logged, hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         for number in range(5):
             hub.hub.account_alerts.on_alert(AccountAlerted(f"org-{number}", "usd", "", 0.8, "10 usd in all", None))
             settled(hub)
@@ -315,7 +315,7 @@ def test_f1_open_alerts_of_accounts_are_bounded(receiver: Receiver, monkeypatch:
 
 @pytest.mark.parametrize("token", [VIEWER, ""], ids=["viewer", "public"])
 def test_f1_only_admins_get_alerts_of_accounts(token: str) -> None:
-    with running(PAYS, public_dashboard=True) as hub, hub.http(token) as http, hub.agent("planner"):
+    with hub_server(PAYS, public_dashboard=True) as hub, hub.http(token) as http, hub.agent("planner"):
         spend(hub, "9")
         settled(hub)
         state = http.get("/api/dashboard/state").json()

@@ -11,7 +11,7 @@ import pytest
 
 from headgate import Gate, ManualClock, MemoryStore, Policy
 from tests.support.admin import changes
-from tests.support.hub import ADMIN, Running, running
+from tests.support.hub import ADMIN, HubServer, hub_server
 
 ACCOUNTS = "/api/admin/accounts"
 DEFAULTS = "/api/admin/account-defaults"
@@ -40,18 +40,18 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def hub(clock: ManualClock) -> Iterator[Running]:
-    with running(POLICY, store=MemoryStore(clock=clock)) as hub:
+def hub(clock: ManualClock) -> Iterator[HubServer]:
+    with hub_server(POLICY, store=MemoryStore(clock=clock)) as hub:
         yield hub
 
 
 @pytest.fixture
-def gate(hub: Running) -> Gate:
+def gate(hub: HubServer) -> Gate:
     return hub.hub.gate
 
 
 @pytest.fixture
-def admin(hub: Running) -> Iterator[httpx.Client]:
+def admin(hub: HubServer) -> Iterator[httpx.Client]:
     with hub.http(ADMIN) as admin:
         yield admin
 
@@ -111,7 +111,7 @@ def test_f1_the_tree_is_paged_and_can_begin_below_an_account(admin: httpx.Client
     refused(admin.get(ACCOUNTS, params={"limit": 101}))
 
 
-def test_f1_one_account_an_agent_and_a_session_are_shown(gate: Gate, hub: Running, admin: httpx.Client) -> None:
+def test_f1_one_account_an_agent_and_a_session_are_shown(gate: Gate, hub: HubServer, admin: httpx.Client) -> None:
     hub.register("planner")
     gate.hold("planner", {"usd": "3"}, session="run-1")
     found = ok(admin.get(account("acme")))
@@ -274,7 +274,7 @@ def test_f1_limits_of_levels_and_plans_are_set_and_taken_back(admin: httpx.Clien
 # Agents ---------------------------------------------------------------------------------------------------------------
 
 
-def test_b6_an_agent_is_moved_and_given_a_plan_in_one_change(hub: Running, gate: Gate, admin: httpx.Client) -> None:
+def test_b6_an_agent_is_moved_and_given_a_plan_in_one_change(hub: HubServer, gate: Gate, admin: httpx.Client) -> None:
     hold = gate.hold("planner", {"usd": "3"})
     path = "/api/admin/agents/planner/account"
     assert ok(admin.put(path, json={"account": "acme-x", "plan": "pro"})) == {

@@ -15,8 +15,8 @@ from headgate.hub.config_file import ConfigFile
 from headgate.hub.settings import LOG_LEVELS
 from tests.support.admin import LIMITS, called
 from tests.support.agent_connections import ended, relayed
-from tests.support.hub import ADMIN, hub_settings, running
-from tests.support.hub_process import program
+from tests.support.hub import ADMIN, hub_server, hub_settings
+from tests.support.hub_process import hub_process
 from tests.support.valkey import wait_for
 
 DISCONNECTED = (1008, "disconnected by an operator")
@@ -26,7 +26,7 @@ DISCONNECTED = (1008, "disconnected by an operator")
 
 
 def test_b6_an_agent_is_disconnected_everywhere_and_may_come_back(logged: list[Any]) -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
         token = hub.register("planner")
         connections = hub.agent("planner", token), hub.agent("planner", token), relayed(hub, "planner", token)
         with connections[0] as one, connections[1] as two, connections[2] as relay, hub.agent("other") as other:
@@ -43,7 +43,7 @@ def test_b6_an_agent_is_disconnected_everywhere_and_may_come_back(logged: list[A
 
 
 def test_the_log_says_who_gives_and_takes_tokens(logged: list[Any]) -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
         secrets = [
             admin.post("/api/admin/agents", json={"agent_id": "planner"}).json()["token"],
             admin.post("/api/admin/agents/planner/token").json()["token"],
@@ -65,7 +65,7 @@ def test_the_log_says_who_gives_and_takes_tokens(logged: list[Any]) -> None:
 
 
 def test_b6_the_log_level_is_changed_while_running(logged: list[Any]) -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
         for name in LOG_LEVELS:
             answer = admin.put("/api/admin/log-level", json={"level": name})
             assert (answer.status_code, answer.json()) == (200, {"level": name})
@@ -81,7 +81,7 @@ def test_b6_the_log_level_is_changed_while_running(logged: list[Any]) -> None:
 
 
 def test_b6_a_changed_log_level_shows_in_the_log(tmp_path: Path) -> None:
-    with program(tmp_path, "--log-level", "error") as hub, hub.http() as admin:
+    with hub_process(tmp_path, "--log-level", "error") as hub, hub.http() as admin:
 
         def told(text: str) -> int:
             return sum(text in line for line in hub.err)
@@ -160,7 +160,7 @@ def test_a_reload_without_a_request_reports_all_mistakes_too(
 def test_a_reload_by_signal_or_by_a_changed_file_logs_the_same(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text("[hub]\nmax_tasks = 5\n")
-    with program(tmp_path / "data", "--config", str(file)) as hub, hub.http() as admin:
+    with hub_process(tmp_path / "data", "--config", str(file)) as hub, hub.http() as admin:
 
         def write(text: str) -> None:
             (tmp_path / "new").write_text(text)

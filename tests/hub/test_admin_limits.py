@@ -17,7 +17,7 @@ from headgate.hub.app import Hub
 from headgate.hub.config_file import ConfigFile
 from headgate.stores.sqlite import ChangeLogError
 from tests.support.admin import FEW, LIMITS, called, changes, ping, use_up
-from tests.support.hub import ADMIN, Running, hub_settings, running
+from tests.support.hub import ADMIN, HubServer, hub_server, hub_settings
 
 EVERYWHERE = {"light": "2/minute", "normal": "60/minute", "heavy": "10/minute"}
 ODD = [
@@ -48,7 +48,7 @@ ODD = [
 
 def test_b6_the_limits_are_listed_with_every_override() -> None:
     policy = Policy(limits={"light": "2/minute"}, agents={"planner": {"ws": {"heavy": "5/second burst 9"}}})
-    with running(policy) as hub, hub.http(ADMIN) as admin:
+    with hub_server(policy) as hub, hub.http(ADMIN) as admin:
         sessions = {"session": "unlimited", "session_overrides": {}}
         listed = {"defaults": {"ws": EVERYWHERE, "http": EVERYWHERE}, **sessions}
         overrides: dict[str, Any] = {"planner": {"ws": {"heavy": "5/second burst 9"}}}
@@ -59,7 +59,7 @@ def test_b6_the_limits_are_listed_with_every_override() -> None:
 
 
 def test_b6_changed_defaults_apply_at_once_to_open_connections() -> None:
-    with running(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire, hub.agent("own") as other:
+    with hub_server(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire, hub.agent("own") as other:
         assert admin.put(f"{LIMITS}/own", json={"light": "2/minute"}).status_code == 200
         use_up(wire)
         use_up(other)
@@ -76,7 +76,7 @@ def test_b6_changed_defaults_apply_at_once_to_open_connections() -> None:
 
 
 def test_b6_an_override_applies_at_once_to_open_connections_until_removed() -> None:
-    with running(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire, hub.agent("other") as other:
+    with hub_server(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire, hub.agent("other") as other:
         use_up(wire)
         use_up(other)
         answer = admin.put(f"{LIMITS}/planner", json={"light": "4/minute"})
@@ -107,13 +107,13 @@ def test_b6_an_override_applies_at_once_to_open_connections_until_removed() -> N
 
 @pytest.mark.parametrize("body", [{"light": "1/s", "ws": {"light": "2/s"}}, {"ws": {"light": "2/s"}, "light": "1/s"}])
 def test_b6_a_limit_for_one_channel_wins_there_in_any_order(body: dict[str, Any]) -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
         limits = admin.put(f"{LIMITS}/planner", json=body).json()["override"]
         assert limits == {"ws": {"light": "2/second"}, "http": {"light": "1/second"}}
 
 
 def test_b6_an_exemption_applies_at_once_to_open_connections_until_removed() -> None:
-    with running(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire, hub.agent("other") as other:
+    with hub_server(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire, hub.agent("other") as other:
         path = f"{LIMITS}/whitelist"
         assert admin.get(path).json() == {"agents": []}
         use_up(wire)
@@ -142,7 +142,7 @@ def test_b6_an_exemption_applies_at_once_to_open_connections_until_removed() -> 
 
 
 def test_b6_changes_apply_to_http_too() -> None:
-    with running(FEW) as hub, hub.http(ADMIN) as admin, hub.http(hub.register("planner")) as client:
+    with hub_server(FEW) as hub, hub.http(ADMIN) as admin, hub.http(hub.register("planner")) as client:
 
         def asked(times: int) -> list[int]:
             return [client.get("/api/tasks").status_code for _ in range(times)]
@@ -157,7 +157,7 @@ def test_b6_changes_apply_to_http_too() -> None:
 
 
 def test_b6_limits_exemptions_and_changes_survive_a_restart(tmp_path: Path) -> None:
-    with running(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin:
+    with hub_server(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin:
         token = hub.register("planner")
         admin.put(f"{LIMITS}/defaults", json={"heavy": "3/minute"})
         admin.put(f"{LIMITS}/planner", json={"ws": {"light": "5/minute"}})
@@ -167,7 +167,7 @@ def test_b6_limits_exemptions_and_changes_survive_a_restart(tmp_path: Path) -> N
         admin.delete(f"{LIMITS}/whitelist/other")
         before = [admin.get(path).json() for path in (LIMITS, f"{LIMITS}/whitelist", "/api/admin/changes")]
         assert len(before[2]["changes"]) == 6
-    with running(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin:
+    with hub_server(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin:
         after = [admin.get(path).json() for path in (LIMITS, f"{LIMITS}/whitelist", "/api/admin/changes")]
         assert after == before
         with hub.agent("planner", token) as wire:
@@ -177,7 +177,7 @@ def test_b6_limits_exemptions_and_changes_survive_a_restart(tmp_path: Path) -> N
 
 
 def test_b6_the_change_log_says_who_changed_what_and_when() -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
         assert admin.get("/api/admin/changes").json() == {"changes": []}
         before = time.time()
         admin.put(f"{LIMITS}/planner", json={"light": "5/minute"})
@@ -302,7 +302,7 @@ def test_b6_no_agent_name_can_hide_a_route() -> None:
     fixed = {route.path.removeprefix(below).split("/")[0] for route in ROUTES if route.path.startswith(below)}
     taken = {name for name in fixed if not name.startswith("{")} | {".", ".."}
     assert taken >= {"whitelist", "defaults", ".", ".."}
-    with running(Policy(addresses={"registration": "100/minute"})) as hub:
+    with hub_server(Policy(addresses={"registration": "100/minute"})) as hub:
         for token in ("", ADMIN):
             with hub.http(token) as client:
                 for name in sorted(taken):
@@ -316,13 +316,13 @@ def test_b6_no_agent_name_can_hide_a_route() -> None:
 
 
 @pytest.fixture(scope="module")
-def odd_hub() -> Iterator[tuple[Running, httpx.Client]]:
-    with running(FEW) as hub, hub.http(ADMIN) as admin:
+def odd_hub() -> Iterator[tuple[HubServer, httpx.Client]]:
+    with hub_server(FEW) as hub, hub.http(ADMIN) as admin:
         yield hub, admin
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_b6_any_name_works_on_every_route(odd_hub: tuple[Running, httpx.Client], name: str) -> None:
+def test_b6_any_name_works_on_every_route(odd_hub: tuple[HubServer, httpx.Client], name: str) -> None:
     hub, admin = odd_hub
     todo = {(route.method, route.path) for route in ROUTES if "{agent}" in route.path}
 
@@ -364,7 +364,7 @@ def test_b6_any_name_works_on_every_route(odd_hub: tuple[Running, httpx.Client],
 
 
 def test_b6_what_is_set_for_an_agent_that_is_not_registered_works_and_says_so() -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
         hub.register("planner")
         hub.register("revoked")
         hub.run(hub.hub.registry.revoke("revoked"))
@@ -389,7 +389,7 @@ def test_b6_what_is_set_for_an_agent_that_is_not_registered_works_and_says_so() 
 
 def test_b6_changed_defaults_are_taken_back_at_once_and_for_good(tmp_path: Path) -> None:
     changed = {"light": "5/minute", "http": {"heavy": "3/hour"}, "session": "7/second"}
-    with running(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire:
+    with hub_server(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire:
         first = admin.get(LIMITS).json()
         admin.put(f"{LIMITS}/own", json={"light": "9/minute"}).raise_for_status()
         with_override = admin.get(LIMITS).json()
@@ -406,7 +406,7 @@ def test_b6_changed_defaults_are_taken_back_at_once_and_for_good(tmp_path: Path)
         assert admin.delete(f"{LIMITS}/defaults/session").json()["session"] == first["session"]
         admin.put(f"{LIMITS}/defaults", json=changed).raise_for_status()
         assert admin.delete(f"{LIMITS}/defaults").json() == with_override
-    with running(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin:
+    with hub_server(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin:
         assert admin.get(LIMITS).json() == with_override
         assert "default for light removed" in changes(admin)
         for wrong in ("hevy", "ws", "%20", "defaults"):
@@ -444,7 +444,7 @@ async def test_b6_every_value_of_the_policy_tells_where_it_comes_from(tmp_path: 
 
 
 def test_b6_the_policy_of_a_hub_without_a_file_is_shown() -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
         found = admin.get("/api/admin/policy").json()
         assert (found["file"], found["overruled"]) == (None, [])
         assert {value["source"] for value in found["values"]} == {"default"}

@@ -16,7 +16,7 @@ from headgate import Policy
 from headgate.errors import HeadgateError, StoreAway
 from headgate.hub.agents.operators import Holder
 from tests.support.admin import LIMITS
-from tests.support.hub import ADMIN, VIEWER, AgentConnection, Running, running
+from tests.support.hub import ADMIN, VIEWER, AgentConnection, HubServer, hub_server
 from tests.support.hub_fleet import Fleet
 from tests.support.operators import ADMINS, add, operators, refused
 from tests.support.valkey import wait_for
@@ -29,15 +29,15 @@ FEW = Policy(limits={"light": "2/minute", "normal": "2/minute", "heavy": "2/minu
 
 
 @contextmanager
-def without_settings(data: Path, **changes: Any) -> Iterator[tuple[Running, httpx.Client]]:
+def without_settings(data: Path, **changes: Any) -> Iterator[tuple[HubServer, httpx.Client]]:
     """A hub whose admin has the token of the first start."""
     settings = {"admin_token": "", "viewer_token": "", **changes}
-    with running(data=data, **settings) as hub, hub.http(hub.hub.tokens.created) as admin:
+    with hub_server(data=data, **settings) as hub, hub.http(hub.hub.tokens.created) as admin:
         yield hub, admin
 
 
 @contextmanager
-def watching(hub: Running, token: str) -> Iterator[AgentConnection]:
+def watching(hub: HubServer, token: str) -> Iterator[AgentConnection]:
     """A dashboard that has its snapshot."""
     with hub.socket("/ws/dashboard") as wire:
         assert wire.ask("watch", token=token)["type"] == "snapshot"
@@ -58,7 +58,7 @@ def closed(dashboard: AgentConnection) -> tuple[int, str]:
 
 
 def test_b6_admins_have_names_and_the_record_names_them(logged: list[Any]) -> None:
-    with running() as hub, operators(hub, "ada") as (ada,):
+    with hub_server() as hub, operators(hub, "ada") as (ada,):
         grace = add(ada, "grace", "viewer")
         ada.put(f"{LIMITS}/planner", json={"light": "7/minute"}).raise_for_status()
         changes = ada.get("/api/admin/changes").json()["changes"]
@@ -86,7 +86,7 @@ def test_b6_admins_have_names_and_the_record_names_them(logged: list[Any]) -> No
 
 
 def test_b6_an_agent_is_given_a_role_and_loses_it() -> None:
-    with running() as hub, hub.http(ADMIN) as admin, hub.http(hub.register("ada")) as ada:
+    with hub_server() as hub, hub.http(ADMIN) as admin, hub.http(hub.register("ada")) as ada:
         role = "/api/admin/agents/ada/role"
         assert refused(ada.get("/api/admin/changes")) == (403, "forbidden")
         assert admin.put(role, json={"role": "viewer"}).json() == {"agent_id": "ada", "role": "viewer"}
@@ -103,7 +103,7 @@ def test_b6_an_agent_is_given_a_role_and_loses_it() -> None:
 
 
 def test_b6_an_admin_is_not_limited_and_a_viewer_only_as_an_agent() -> None:
-    with running(FEW) as hub, hub.http(ADMIN) as admin:
+    with hub_server(FEW) as hub, hub.http(ADMIN) as admin:
         clients = [hub.http(add(admin, name, name.partition(" ")[0])) for name in ("admin of them", "viewer of them")]
         with clients[0] as ada, clients[1] as grace:
             for path in ("/api/admin/changes", "/api/tasks", "/api/agents"):
@@ -119,7 +119,7 @@ def test_b6_an_admin_is_not_limited_and_a_viewer_only_as_an_agent() -> None:
 
 
 def test_b6_bad_requests_about_operators_change_nothing() -> None:
-    with running() as hub, operators(hub, "ada") as (ada,):
+    with hub_server() as hub, operators(hub, "ada") as (ada,):
         hub.register("planner")
         before = ada.get("/api/admin/changes").json()
         expected: list[tuple[str, str, Any, tuple[int, str]]] = [
@@ -153,7 +153,7 @@ def test_b6_bad_requests_about_operators_change_nothing() -> None:
 
 @pytest.mark.parametrize("name", LIKE_BUILT_IN)
 def test_b6_nobody_registers_the_name_of_a_built_in_operator(name: str) -> None:
-    with running() as hub, hub.http(ADMIN) as admin, hub.http() as stranger:
+    with hub_server() as hub, hub.http(ADMIN) as admin, hub.http() as stranger:
         for client, path in ((stranger, "/api/onboard/register"), (admin, "/api/admin/agents")):
             answer = client.post(path, json={"agent_id": name})
             assert refused(answer) == (400, "reserved")
@@ -166,12 +166,12 @@ def test_b6_nobody_registers_the_name_of_a_built_in_operator(name: str) -> None:
     "name", ["administrator", "admin-2", "reviewer", "viewers", "kırmızı", "Đorđe", "add-min", "wiewer"]
 )
 def test_other_names_can_be_registered(name: str) -> None:
-    with running() as hub, hub.http() as stranger:
+    with hub_server() as hub, hub.http() as stranger:
         assert stranger.post("/api/onboard/register", json={"agent_id": name}).status_code == 201
 
 
 def test_b6_an_agent_that_passes_for_a_built_in_operator_gets_no_role(monkeypatch: pytest.MonkeyPatch) -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
         with monkeypatch.context() as before:
             before.setattr("headgate.hub.agents.registry.looks_built_in", lambda _: False)
             hub.register("admın")
@@ -182,7 +182,7 @@ def test_b6_an_agent_that_passes_for_a_built_in_operator_gets_no_role(monkeypatc
 
 
 def test_b6_no_agent_and_no_viewer_gives_itself_a_role() -> None:
-    with running() as hub, operators(hub, "grace", role="viewer") as (grace,), hub.http(hub.register("eve")) as eve:
+    with hub_server() as hub, operators(hub, "grace", role="viewer") as (grace,), hub.http(hub.register("eve")) as eve:
         for client, name in ((grace, "grace"), (eve, "eve")):
             for method, path, body in (
                 ("PUT", f"/api/admin/agents/{name}/role", {"role": "admin"}),
@@ -197,7 +197,7 @@ def test_b6_no_agent_and_no_viewer_gives_itself_a_role() -> None:
 
 
 def test_b6_a_role_that_is_left_from_lost_data_is_nobodys() -> None:
-    with running() as hub, hub.http(ADMIN) as admin, hub.http() as stranger:
+    with hub_server() as hub, hub.http(ADMIN) as admin, hub.http() as stranger:
         hub.hub.gate.set_role("ada", "admin")  # as if hub.db was lost, and changes.db was not
         assert refused(stranger.post("/api/onboard/register", json={"agent_id": "ada"})) == (409, "exists")
         assert refused(admin.post("/api/admin/agents", json={"agent_id": "ada", "plan": "gold"})) == (400, "invalid")
@@ -216,9 +216,9 @@ def test_b6_a_role_that_is_left_from_lost_data_is_nobodys() -> None:
 
 @pytest.mark.parametrize("step", ["role", "token", "admins", "block"])
 def test_b6_rights_end_before_a_request_whose_body_is_on_its_way(step: str) -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
         token = add(admin, "ada")
-        with hub.unfinished(token, ADMINS, {"name": "eve", "role": "admin"}) as request:
+        with hub.unfinished_post(token, ADMINS, {"name": "eve", "role": "admin"}) as request:
             if step == "block":
                 admin.put("/api/admin/agents/ada/block", json={}).raise_for_status()
             else:
@@ -233,14 +233,14 @@ def test_b6_the_token_of_the_first_start_ends_for_a_body_on_its_way(tmp_path: Pa
     with (
         without_settings(tmp_path) as (hub, admin),
         hub.http(add(admin, "ada")) as ada,
-        hub.unfinished(hub.hub.tokens.created, ADMINS, body) as request,
+        hub.unfinished_post(hub.hub.tokens.created, ADMINS, body) as request,
     ):
         ada.delete(f"{ADMINS}/admin").raise_for_status()
         assert request.finish() == 401
 
 
 def test_b6_a_revoked_operator_has_no_role_with_its_next_token() -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
         add(admin, "ada")
         assert admin.delete("/api/admin/agents/ada/token").json() == {"agent_id": "ada", "revoked": True}
         assert [one["name"] for one in admin.get(ADMINS).json()["admins"]] == ["admin", "viewer"]
@@ -249,7 +249,7 @@ def test_b6_a_revoked_operator_has_no_role_with_its_next_token() -> None:
 
 
 def test_b6_a_rotated_operator_keeps_its_role_with_the_new_token_only() -> None:
-    with running() as hub, operators(hub, "ada") as (ada,):
+    with hub_server() as hub, operators(hub, "ada") as (ada,):
         with hub.http(ada.post("/api/onboard/rotate").json()["token"]) as again:
             assert again.get(ADMINS).status_code == 200
         assert ada.get(ADMINS).status_code == 401
@@ -259,7 +259,7 @@ def test_b6_a_rotated_operator_keeps_its_role_with_the_new_token_only() -> None:
 
 
 def test_b6_a_dashboard_says_who_is_signed_in() -> None:
-    with running(public_dashboard=True) as hub, hub.http(ADMIN) as admin:
+    with hub_server(public_dashboard=True) as hub, hub.http(ADMIN) as admin:
         expected = {
             ADMIN: ("admin", True),
             VIEWER: ("viewer", False),
@@ -286,7 +286,7 @@ def test_b6_a_dashboard_says_who_is_signed_in() -> None:
     ids=["taken", "lowered", "blocked", "rotated"],
 )
 def test_b6_rights_that_end_close_the_dashboard_at_once(method: str, path: str, body: Any, reason: str) -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
         token = add(admin, "ada")
         with watching(hub, token) as wire, watching(hub, add(admin, "grace")) as other, watching(hub, ADMIN) as own:
             admin.request(method, path, json=body).raise_for_status()
@@ -300,7 +300,7 @@ def test_b6_rights_that_end_close_the_dashboard_at_once(method: str, path: str, 
 
 
 def test_b6_a_token_that_is_revoked_while_a_dashboard_opens_opens_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
         token, feed = add(admin, "ada"), hub.hub.dashboard
         attempt = feed._authentication.attempt
 
@@ -338,16 +338,16 @@ def test_b6_the_token_of_the_first_start_is_revoked_for_good(tmp_path: Path, log
         assert hub.hub.tokens.created == ""
         with hub.http(first) as old, hub.http(ada_token) as ada:
             assert (old.get(ADMINS).status_code, ada.get(ADMINS).status_code) == (401, 200)
-    with running(data=tmp_path) as hub, hub.http(ADMIN) as back:  # HEADGATE_ADMIN_TOKEN is the way back in
+    with hub_server(data=tmp_path) as hub, hub.http(ADMIN) as back:  # HEADGATE_ADMIN_TOKEN is the way back in
         assert back.get(ADMINS).status_code == 200
 
 
 def test_b6_the_token_of_an_agent_is_refused_as_the_hubs_admin_token(tmp_path: Path) -> None:
-    with running(data=tmp_path) as hub, operators(hub, "vic", role="viewer") as (viewer,):
+    with hub_server(data=tmp_path) as hub, operators(hub, "vic", role="viewer") as (viewer,):
         token = viewer.headers["Authorization"].removeprefix("Bearer ")
     with pytest.raises(HeadgateError, match="expected one that belongs to nobody else, got the token of agent 'vic'"):
-        running(data=tmp_path, admin_token=token).__enter__()
-    with running(data=tmp_path) as hub, hub.http(token) as viewer:
+        hub_server(data=tmp_path, admin_token=token).__enter__()
+    with hub_server(data=tmp_path) as hub, hub.http(token) as viewer:
         assert refused(viewer.get(ADMINS)) == (403, "forbidden")
 
 
@@ -366,14 +366,14 @@ def test_b6_a_hub_that_nobody_can_administer_says_how_to_get_in(tmp_path: Path, 
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[tuple[Running, httpx.Client]]:
+def alone(tmp_path: Path) -> Iterator[tuple[HubServer, httpx.Client]]:
     """A hub whose only admin is ada."""
     with without_settings(tmp_path, dashboard_link="admin") as (hub, admin), hub.http(add(admin, "ada")) as ada:
         ada.delete(f"{ADMINS}/admin").raise_for_status()
         yield hub, ada
 
 
-def test_b6_the_last_admin_stays(alone: tuple[Running, httpx.Client]) -> None:
+def test_b6_the_last_admin_stays(alone: tuple[HubServer, httpx.Client]) -> None:
     hub, ada = alone
     with hub.http(hub.hub.tokens.link) as link:  # which is an admin, but only as long as the hub runs
         for method, path, body in (
@@ -469,7 +469,7 @@ def test_b6_roles_hold_on_every_hub_of_a_store(fleet: Fleet) -> None:
 
 
 def test_b6_while_the_store_is_away_operators_are_known_as_agents_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    with running() as hub, hub.http(ADMIN) as admin, hub.http(add(admin, "ada")) as ada:
+    with hub_server() as hub, hub.http(ADMIN) as admin, hub.http(add(admin, "ada")) as ada:
         owner = hub.hub.registry.owner
 
         async def away(token: str) -> str | None:

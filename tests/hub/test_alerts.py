@@ -17,8 +17,8 @@ from headgate.hub.monitoring import alerts as module
 from headgate.hub.monitoring.alerts import Alert, Alerts
 from headgate.hub.monitoring.denials import DenialLog
 from tests.support.alerts import RAISED, RESOLVED, advance, offend, settled, shown
-from tests.support.hub import ADMIN, Running, running
-from tests.support.ports import nobody
+from tests.support.hub import ADMIN, HubServer, hub_server
+from tests.support.ports import unused_port
 from tests.support.valkey import PATIENCE, wait_for
 from tests.support.webhook_receiver import Receiver
 
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.usefixtures("no_proxies", "patient")
 
 
 @pytest.fixture
-def hub(receiver: Receiver) -> Iterator[Running]:
-    with running(webhooks=(receiver.url,)) as hub:
+def hub(receiver: Receiver) -> Iterator[HubServer]:
+    with hub_server(webhooks=(receiver.url,)) as hub:
         yield hub
 
 
@@ -38,7 +38,7 @@ def hub(receiver: Receiver) -> Iterator[Running]:
 def test_b8_ten_denials_on_a_real_socket_are_one_alert_and_nine_are_none(receiver: Receiver) -> None:
     policy = Policy(limits={"light": "1/hour"})
     settings: dict[str, Any] = {"webhooks": (receiver.url,), "webhook_secret": SECRET}
-    with capture_logs() as logged, running(policy, **settings) as hub, hub.agent("planner") as wire:
+    with capture_logs() as logged, hub_server(policy, **settings) as hub, hub.agent("planner") as wire:
         assert (wire.ask("ping")["type"], wire.hear()["type"]) == ("rate_limit_warning", "pong")
         assert {wire.ask("ping")["type"] for _ in range(9)} == {"rate_limited"}
         settled(hub)
@@ -65,7 +65,7 @@ def test_b8_ten_denials_on_a_real_socket_are_one_alert_and_nine_are_none(receive
     assert line["address"] == alert["address"] == "127.0.0.1"
 
 
-def test_b8_the_log_names_three_denied_actions_and_no_more(hub: Running) -> None:
+def test_b8_the_log_names_three_denied_actions_and_no_more(hub: HubServer) -> None:
     with capture_logs() as logged:
         for number in (4, 3, 2, 1):
             for _ in range(number):
@@ -76,7 +76,7 @@ def test_b8_the_log_names_three_denied_actions_and_no_more(hub: Running) -> None
     assert max(map(len, line["actions"])) < 80
 
 
-def test_a_blocked_agent_raises_no_alert(hub: Running, receiver: Receiver) -> None:
+def test_a_blocked_agent_raises_no_alert(hub: HubServer, receiver: Receiver) -> None:
     hub.hub.gate.block("planner")
     offend(hub, "planner", 10)
     offend(hub, "other", 10)
@@ -84,7 +84,7 @@ def test_a_blocked_agent_raises_no_alert(hub: Running, receiver: Receiver) -> No
     assert receiver.events == [(RAISED, "other")]
 
 
-def test_b8_violations_from_many_threads_raise_one_alert(hub: Running, receiver: Receiver) -> None:
+def test_b8_violations_from_many_threads_raise_one_alert(hub: HubServer, receiver: Receiver) -> None:
     with ThreadPoolExecutor(8) as threads:
         for done in [threads.submit(offend, hub, "planner", 200) for _ in range(8)]:
             done.result()
@@ -93,7 +93,7 @@ def test_b8_violations_from_many_threads_raise_one_alert(hub: Running, receiver:
     assert (hub.hub.alerts.raised, hub.hub.alerts.open, hub.hub.alerts.resolved) == (1, 1, 0)
 
 
-def test_b8_a_resolved_alert_has_counted_all_violations(hub: Running, receiver: Receiver) -> None:
+def test_b8_a_resolved_alert_has_counted_all_violations(hub: HubServer, receiver: Receiver) -> None:
     offend(hub)
     settled(hub)
     offend(hub, times=5)
@@ -103,7 +103,7 @@ def test_b8_a_resolved_alert_has_counted_all_violations(hub: Running, receiver: 
     assert shown(hub) == [resolved]
 
 
-def test_b8_an_open_alert_is_raised_again_only_after_the_window(hub: Running, receiver: Receiver) -> None:
+def test_b8_an_open_alert_is_raised_again_only_after_the_window(hub: HubServer, receiver: Receiver) -> None:
     offend(hub)
     for _ in range(29):  # every ten seconds, up to 290
         hub.clock.advance(10)
@@ -126,7 +126,7 @@ def test_b8_an_open_alert_is_raised_again_only_after_the_window(hub: Running, re
     assert (hub.hub.alerts.raised, hub.hub.alerts.open, hub.hub.alerts.resolved) == (2, 0, 1)
 
 
-def test_b8_after_a_resolution_the_next_alert_is_a_new_one(hub: Running, receiver: Receiver) -> None:
+def test_b8_after_a_resolution_the_next_alert_is_a_new_one(hub: HubServer, receiver: Receiver) -> None:
     offend(hub)
     advance(hub, 60)
     offend(hub)
@@ -142,7 +142,7 @@ def test_b8_after_a_resolution_the_next_alert_is_a_new_one(hub: Running, receive
 
 def test_b8_denials_by_address_raise_no_alert(receiver: Receiver) -> None:
     policy = Policy(addresses={"limit": "1/hour", "registration": "1/hour"})
-    with running(policy, webhooks=(receiver.url,)) as hub, hub.http() as http:
+    with hub_server(policy, webhooks=(receiver.url,)) as hub, hub.http() as http:
         answers = [http.get("/api/agents").status_code for _ in range(30)]
         answers += [http.post("/api/onboard/register", json={"agent_id": f"a{n}"}).status_code for n in range(30)]
         assert answers.count(429) == 58
@@ -150,7 +150,7 @@ def test_b8_denials_by_address_raise_no_alert(receiver: Receiver) -> None:
         assert (receiver.heard, hub.hub.alerts.raised, shown(hub)) == ([], 0, [])
 
 
-def test_agents_have_alerts_of_their_own(hub: Running, receiver: Receiver) -> None:
+def test_agents_have_alerts_of_their_own(hub: HubServer, receiver: Receiver) -> None:
     strange = '<img src=x onerror=alert(1)>"\\ {alerts}'
     offend(hub, strange)
     offend(hub, "other")
@@ -164,7 +164,7 @@ def test_agents_have_alerts_of_their_own(hub: Running, receiver: Receiver) -> No
 # Resolved -------------------------------------------------------------------------------------------------------------
 
 
-def test_b8_an_alert_is_resolved_exactly_at_the_end_of_the_quiet_period(hub: Running, receiver: Receiver) -> None:
+def test_b8_an_alert_is_resolved_exactly_at_the_end_of_the_quiet_period(hub: HubServer, receiver: Receiver) -> None:
     began = time.time()
     with capture_logs() as logged:
         offend(hub)
@@ -181,7 +181,7 @@ def test_b8_an_alert_is_resolved_exactly_at_the_end_of_the_quiet_period(hub: Run
     assert events == [("many violations", "warning"), ("quiet again", "info")]
 
 
-def test_b8_new_violations_postpone_the_resolution(hub: Running, receiver: Receiver) -> None:
+def test_b8_new_violations_postpone_the_resolution(hub: HubServer, receiver: Receiver) -> None:
     offend(hub)
     settled(hub)
     for _ in range(3):
@@ -195,7 +195,7 @@ def test_b8_new_violations_postpone_the_resolution(hub: Running, receiver: Recei
 
 
 @pytest.mark.parametrize("way", ["reset", "exempt", "policy"])
-def test_b8_an_alert_is_resolved_when_the_admin_resets_or_exempts(hub: Running, receiver: Receiver, way: str) -> None:
+def test_b8_an_alert_is_resolved_when_the_admin_resets_or_exempts(hub: HubServer, receiver: Receiver, way: str) -> None:
     offend(hub, "other")
     offend(hub)
     settled(hub)
@@ -212,7 +212,7 @@ def test_b8_an_alert_is_resolved_when_the_admin_resets_or_exempts(hub: Running, 
     assert hub.hub.alerts.open == 1
 
 
-def test_changes_that_forgive_nothing_resolve_no_alert(hub: Running, receiver: Receiver) -> None:
+def test_changes_that_forgive_nothing_resolve_no_alert(hub: HubServer, receiver: Receiver) -> None:
     offend(hub)
     hub.hub.gate.add_exemption("other")
     hub.hub.gate.set_override("planner", "light", "5/minute")
@@ -225,7 +225,7 @@ def test_changes_that_forgive_nothing_resolve_no_alert(hub: Running, receiver: R
 
 
 def test_open_alerts_are_bounded_and_the_rest_only_logged(
-    hub: Running, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    hub: HubServer, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_ALERTS", 3)
     with capture_logs() as logged:
@@ -246,7 +246,7 @@ def test_open_alerts_are_bounded_and_the_rest_only_logged(
     assert sum(line["event"].startswith("too many open alerts") for line in logged) == 2
 
 
-def test_fifty_alerts_are_shown_newest_first(hub: Running) -> None:
+def test_fifty_alerts_are_shown_newest_first(hub: HubServer) -> None:
     for number in range(60):
         offend(hub, f"agent-{number}")
     settled(hub)
@@ -257,7 +257,7 @@ def test_fifty_alerts_are_shown_newest_first(hub: Running) -> None:
     assert all(alert["resolved_at"] for alert in shown(hub))
 
 
-def test_an_alert_that_is_raised_again_is_the_newest(hub: Running) -> None:
+def test_an_alert_that_is_raised_again_is_the_newest(hub: HubServer) -> None:
     offend(hub, "one")
     offend(hub, "other")
     for _ in range(6):
@@ -274,8 +274,8 @@ def test_an_alert_that_is_raised_again_is_the_newest(hub: Running) -> None:
 def test_b8_a_receiver_down_for_a_minute_gets_the_alert_later_while_checks_go_on() -> None:
     policy = Policy(limits={"light": "100/minute"})
     with (
-        nobody() as port,
-        running(policy, webhooks=(f"http://127.0.0.1:{port}/alerts",)) as hub,
+        unused_port() as port,
+        hub_server(policy, webhooks=(f"http://127.0.0.1:{port}/alerts",)) as hub,
         hub.agent("other") as wire,
     ):
         offend(hub)
@@ -301,7 +301,7 @@ def test_b8_a_receiver_down_for_a_minute_gets_the_alert_later_while_checks_go_on
 def test_b8_an_alert_waits_for_no_receiver_and_a_check_for_no_alert(receiver: Receiver) -> None:
     receiver.answers.append(receiver.hang)
     policy = Policy(limits={"light": "1/hour"})
-    with running(policy, webhooks=(receiver.url,), shutdown_within=0.1) as hub, hub.agent("planner") as wire:
+    with hub_server(policy, webhooks=(receiver.url,), shutdown_within=0.1) as hub, hub.agent("planner") as wire:
         for _ in range(12):
             wire.say("ping")
         heard = [wire.hear()["type"] for _ in range(13)]
@@ -314,7 +314,7 @@ def test_b8_an_alert_waits_for_no_receiver_and_a_check_for_no_alert(receiver: Re
 
 def test_queued_notifications_are_tried_once_more_when_the_hub_stops(receiver: Receiver) -> None:
     receiver.answers.append(503)
-    with running(webhooks=(receiver.url,), shutdown_within=PATIENCE) as hub:
+    with hub_server(webhooks=(receiver.url,), shutdown_within=PATIENCE) as hub:
         offend(hub)
         wait_for(lambda: receiver.heard, "the first try")
     assert receiver.events == [(RAISED, "planner")] * 2
@@ -322,7 +322,7 @@ def test_queued_notifications_are_tried_once_more_when_the_hub_stops(receiver: R
 
 def test_queued_notifications_are_sent_at_once_when_the_hub_drains(receiver: Receiver) -> None:
     receiver.answers.append(503)
-    with running(webhooks=(receiver.url,)) as hub:
+    with hub_server(webhooks=(receiver.url,)) as hub:
         offend(hub)
         wait_for(lambda: receiver.heard, "the first try")
         hub.run(hub.hub.drain())

@@ -8,7 +8,7 @@ import pytest
 from headgate import StoreAway
 from headgate.stores.redis import alerts as stored
 from tests.support.alerts import RAISED, RESOLVED, compared, offend, settled, shown
-from tests.support.hub import Running
+from tests.support.hub import HubServer
 from tests.support.hub_fleet import Fleet, resolved
 from tests.support.valkey import Server, wait_for
 from tests.support.webhook_receiver import Receiver
@@ -24,11 +24,11 @@ def shaky(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet
         yield Fleet(server, receiver)
 
 
-def away(*hubs: Running) -> None:
+def away(*hubs: HubServer) -> None:
     wait_for(lambda: all(hub.hub.health.degraded for hub in hubs), "the hubs to miss the server")
 
 
-def back(*hubs: Running) -> None:
+def back(*hubs: HubServer) -> None:
     wait_for(lambda: not any(hub.hub.health.degraded for hub in hubs), "the hubs to find the server")
 
 

@@ -15,7 +15,7 @@ from tests.support.alerts import RAISED, RESOLVED, compared, offend, settled, sh
 from tests.support.cluster import steady_cluster
 from tests.support.hub import ADMIN
 from tests.support.hub_fleet import Fleet, resolved
-from tests.support.hub_process import program
+from tests.support.hub_process import hub_process
 from tests.support.valkey import PATIENCE, Server, wait_for
 from tests.support.webhook_receiver import Receiver
 
@@ -276,8 +276,8 @@ def test_b8_an_alert_of_a_killed_hub_is_resolved_by_another(
         "HEADGATE_WEBHOOK_SECRET": SECRET,
     }
     with (
-        program(tmp_path / "one", environment=surroundings) as one,
-        program(tmp_path / "two", environment=surroundings) as two,
+        hub_process(tmp_path / "one", environment=surroundings) as one,
+        hub_process(tmp_path / "two", environment=surroundings) as two,
     ):
         with one.http("") as http:
             token = http.post("/api/onboard/register", json={"agent_id": "planner"}).json()["token"]

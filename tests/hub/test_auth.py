@@ -23,7 +23,7 @@ from headgate.proto import envelope_pb2 as wire
 from headgate.stores.redis.agents import RedisAgents
 from tests.support.agent_connections import ended, hello, refusal
 from tests.support.example_requests import remembered, scene
-from tests.support.hub import ADMIN, VIEWER, Running, running
+from tests.support.hub import ADMIN, VIEWER, HubServer, hub_server
 
 MANY = "1000000/minute"
 ROOMY = Policy(
@@ -36,13 +36,13 @@ NOBODY = "hg_this-is-a-token-that-nobody-has"
 
 
 @pytest.fixture(scope="module")
-def hub() -> Iterator[Running]:
-    with running(ROOMY) as hub:
+def hub() -> Iterator[HubServer]:
+    with hub_server(ROOMY) as hub:
         yield hub
 
 
 @pytest.fixture(scope="module")
-def client(hub: Running) -> Iterator[httpx.Client]:
+def client(hub: HubServer) -> Iterator[httpx.Client]:
     """A client without a token."""
     with hub.http() as client:
         yield client
@@ -57,7 +57,7 @@ def each(*access: Access) -> pytest.MarkDecorator:
 class Asking:
     """Makes the good request for a route, of a scene of its own, with whichever token."""
 
-    def __init__(self, hub: Running, client: httpx.Client, route: Route) -> None:
+    def __init__(self, hub: HubServer, client: httpx.Client, route: Route) -> None:
         self._hub, self._client, self._route = hub, client, route
         self.scene = hub.run(scene(hub.hub))
 
@@ -83,12 +83,12 @@ class Asking:
 
 
 @pytest.fixture
-def asking(hub: Running, client: httpx.Client, route: Route) -> Asking:
+def asking(hub: HubServer, client: httpx.Client, route: Route) -> Asking:
     return Asking(hub, client, route)
 
 
 @each(*Access)
-def test_the_right_token_passes(hub: Running, client: httpx.Client, route: Route) -> None:
+def test_the_right_token_passes(hub: HubServer, client: httpx.Client, route: Route) -> None:
     rightful: dict[Access, list[str | None]] = {
         Access.PROBE: [None, NOBODY, "agent", ADMIN, VIEWER],
         Access.ANYONE: [None, "agent", ADMIN, VIEWER],
@@ -106,7 +106,7 @@ def test_the_right_token_passes(hub: Running, client: httpx.Client, route: Route
 
 
 @each(Access.AGENT, Access.PROGRAM, Access.VIEWER, Access.ADMIN)
-def test_invalid_tokens_are_refused_and_change_nothing(hub: Running, route: Route, asking: Asking) -> None:
+def test_invalid_tokens_are_refused_and_change_nothing(hub: HubServer, route: Route, asking: Asking) -> None:
     revoked, replaced = hub.register(asking.scene.newcomer), hub.register(asking.scene.channel)
     hub.run(hub.hub.registry.revoke(asking.scene.newcomer))
     hub.run(hub.hub.registry.rotate(asking.scene.channel))
@@ -138,7 +138,7 @@ def test_open_routes_need_no_token_but_refuse_a_wrong_one(route: Route, asking: 
 
 
 @each(Access.ADMIN, Access.VIEWER)
-def test_b6_an_agent_is_neither_admin_nor_viewer(hub: Running, asking: Asking) -> None:
+def test_b6_an_agent_is_neither_admin_nor_viewer(hub: HubServer, asking: Asking) -> None:
     whom_it_is_about = hub.run(hub.hub.registry.rotate(asking.scene.other))
     tried = asking.refused(f"Bearer {asking.scene.token}", f"Bearer {whom_it_is_about}")
     assert tried == {(403, "forbidden")}
@@ -207,7 +207,7 @@ def test_a_wrong_method_is_answered_with_the_allowed_ones(client: httpx.Client) 
     assert answer.json() == {"error": "wrong_method", "detail": "expected GET or POST or PUT, got PATCH"}
 
 
-def test_of_two_tokens_the_first_counts(hub: Running, client: httpx.Client) -> None:
+def test_of_two_tokens_the_first_counts(hub: HubServer, client: httpx.Client) -> None:
     token = hub.register("has two")
     for first, second, status in ((token, ADMIN, 403), (ADMIN, token, 200), (NOBODY, ADMIN, 401)):
         headers = [("Authorization", f"Bearer {first}"), ("Authorization", f"Bearer {second}")]
@@ -215,7 +215,7 @@ def test_of_two_tokens_the_first_counts(hub: Running, client: httpx.Client) -> N
 
 
 def test_without_a_viewer_token_nobody_is_a_viewer() -> None:
-    with running(viewer_token="") as hub, hub.http() as client:
+    with hub_server(viewer_token="") as hub, hub.http() as client:
         for header in ("", "Bearer", f"Bearer {NOBODY}", f"Bearer {VIEWER}"):
             assert client.get("/api/dashboard/state", headers={"Authorization": header}).status_code == 401
 
@@ -223,7 +223,7 @@ def test_without_a_viewer_token_nobody_is_a_viewer() -> None:
 # What is another agent's ----------------------------------------------------------------------------------------------
 
 
-def test_an_agent_sees_nothing_of_another_agent(hub: Running) -> None:
+def test_an_agent_sees_nothing_of_another_agent(hub: HubServer) -> None:
     where = hub.run(scene(hub.hub))
     stranger = hub.register("a stranger")
     with hub.http(stranger) as client:
@@ -241,7 +241,7 @@ def test_an_agent_sees_nothing_of_another_agent(hub: Running) -> None:
         assert client.get("/v1/counters/mine").json() == {"key": "mine", "current_count": 0}
 
 
-def test_the_agent_itself_and_the_admin_rotate_and_revoke_its_token(hub: Running) -> None:
+def test_the_agent_itself_and_the_admin_rotate_and_revoke_its_token(hub: HubServer) -> None:
     first, bystander = hub.register("turns"), hub.register("bystander")
     with hub.http(first) as client:
         second = client.post("/api/onboard/rotate").json()
@@ -260,7 +260,7 @@ def test_the_agent_itself_and_the_admin_rotate_and_revoke_its_token(hub: Running
         assert client.get("/api/tasks").status_code == 200
 
 
-def test_of_concurrent_rotations_with_one_token_one_succeeds(hub: Running) -> None:
+def test_of_concurrent_rotations_with_one_token_one_succeeds(hub: HubServer) -> None:
     token = hub.register("rotates")
 
     def rotate(_: int) -> httpx.Response:
@@ -275,14 +275,14 @@ def test_of_concurrent_rotations_with_one_token_one_succeeds(hub: Running) -> No
 
 
 @pytest.mark.parametrize("how", ["rotate", "revoke"])
-def test_a_token_that_becomes_invalid_before_the_body_is_complete_does_nothing(hub: Running, how: str) -> None:
+def test_a_token_that_becomes_invalid_before_the_body_is_complete_does_nothing(hub: HubServer, how: str) -> None:
     agent = f"slow: {how}"
     token, other = hub.register(agent), hub.register(f"{agent}, other")
     path = f"/api/admin/agents/{quote(agent, safe='')}/token"
     bodies = {"/api/messages": {"to": agent, "body": 1}, "/api/tasks": {"payload": 1}, "/v1/check": {"key": "k"}}
     with ExitStack() as stack, hub.http(ADMIN) as admin:
-        begun = [stack.enter_context(hub.unfinished(token, *request)) for request in bodies.items()]
-        bystander = stack.enter_context(hub.unfinished(other, "/v1/check", {"key": "k"}))
+        begun = [stack.enter_context(hub.unfinished_post(token, *request)) for request in bodies.items()]
+        bystander = stack.enter_context(hub.unfinished_post(other, "/v1/check", {"key": "k"}))
         answer = admin.request("POST" if how == "rotate" else "DELETE", path)
         assert [request.finish() for request in begun] == [401] * len(begun)
         assert bystander.finish() == 200
@@ -295,7 +295,7 @@ def test_a_token_that_becomes_invalid_before_the_body_is_complete_does_nothing(h
 # Sockets --------------------------------------------------------------------------------------------------------------
 
 
-def test_an_agent_identifies_only_with_its_own_token(hub: Running) -> None:
+def test_an_agent_identifies_only_with_its_own_token(hub: HubServer) -> None:
     mine, others = hub.register("mine"), hub.register("others")
     for agent, token in (("mine", others), ("mine", ADMIN), ("mine", VIEWER), ("mine", NOBODY), ("none", mine),
                          ("MINE", mine), ("mine", mine[:-1]), ("mine", sha256(mine.encode()).hexdigest())):  # fmt: skip
@@ -307,7 +307,7 @@ def test_an_agent_identifies_only_with_its_own_token(hub: Running) -> None:
             assert stranger.ask("identify", agent_id="mine", token=mine)["type"] == "identified"
 
 
-def test_d1_only_its_own_token_proves_an_address(hub: Running) -> None:
+def test_d1_only_its_own_token_proves_an_address(hub: HubServer) -> None:
     mine, others = hub.register("sender"), hub.register("other sender")
     for address, token in (("sender", others), ("sender", ADMIN), ("sender", VIEWER), ("none", mine), ("sender", "")):
         with hub.socket("/relay") as stranger:
@@ -318,7 +318,7 @@ def test_d1_only_its_own_token_proves_an_address(hub: Running) -> None:
 
 
 @pytest.mark.parametrize("how", ["rotate", "revoke", "admin rotates", "admin revokes"])
-def test_a_replaced_or_revoked_token_closes_its_sockets(hub: Running, how: str) -> None:
+def test_a_replaced_or_revoked_token_closes_its_sockets(hub: HubServer, how: str) -> None:
     agent = f"is closed: {how}"
     token = hub.register(agent)
     path = f"/api/admin/agents/{quote(agent, safe='')}/token"
@@ -351,7 +351,7 @@ def test_a_token_revoked_while_its_address_is_refunded_lets_nobody_in() -> None:
             return await super().arefund_address(address, cost, purpose)
 
     policy = Policy(addresses={"authentication": "1/second"})
-    with running(policy, gate=Revoking) as revoking, revoking.socket() as wire:
+    with hub_server(policy, gate=Revoking) as revoking, revoking.socket() as wire:
         token = revoking.register("planner")
         assert wire.ask("identify", agent_id="planner", token="wrong")["error"] == "unauthorized"
         revoking.clock.advance(1)
@@ -360,7 +360,7 @@ def test_a_token_revoked_while_its_address_is_refunded_lets_nobody_in() -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/ws/", "/ws/dashboard/", "/dashboard", "/api/health", "/relay/x"])
-def test_there_are_no_other_sockets(hub: Running, path: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_there_are_no_other_sockets(hub: HubServer, path: str, caplog: pytest.LogCaptureFixture) -> None:
     answer = refusal(hub, path)
     assert (answer.status_code, answer.json()["error"]) == (404, "unknown_route")
     assert caplog.records == []
@@ -374,7 +374,7 @@ def test_tokens_are_compared_in_constant_time() -> None:
         assert "compare_digest(" in getsource(function)
 
 
-def test_a_hub_keeps_no_token(hub: Running) -> None:
+def test_a_hub_keeps_no_token(hub: HubServer) -> None:
     token = hub.register("kept as a digest")
     code = hub.run(hub.hub.registry.invite())
     dump = hub.run(hub.hub.database.run(lambda db: "\n".join(db.iterdump())))

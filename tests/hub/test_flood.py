@@ -13,7 +13,7 @@ import httpx
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.support.hub_process import RAISED_ADDRESSES, Program, program
+from tests.support.hub_process import RAISED_ADDRESSES, HubProcess, hub_process
 from tests.support.valkey import PATIENCE
 
 pytestmark = pytest.mark.long
@@ -28,7 +28,7 @@ max_connections_per_address = 2000
 """
 
 
-def registered(hub: Program, names: list[str]) -> list[tuple[str, str]]:
+def registered(hub: HubProcess, names: list[str]) -> list[tuple[str, str]]:
     with hub.http() as client:
         return [(name, client.post("/api/admin/agents", json={"agent_id": name}).json()["token"]) for name in names]
 
@@ -66,7 +66,7 @@ class Good:
             self.received += 1
 
 
-def worked(hub: Program) -> float:
+def worked(hub: HubProcess) -> float:
     """The seconds for which a hub has had a processor."""
     fields = Path(f"/proc/{hub.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -75,7 +75,7 @@ def worked(hub: Program) -> float:
 class Health:
     """Somebody who asks again and again how the hub is, without a connection of his own."""
 
-    def __init__(self, hub: Program) -> None:
+    def __init__(self, hub: HubProcess) -> None:
         self._hub = hub
         self.times: list[float] = []
         """How long each answer took."""
@@ -111,7 +111,7 @@ def held_back(flooder: dict[str, Any]) -> float:
 def test_b11_a_flood_costs_the_flooder_and_nobody_else(tmp_path: Path) -> None:
     config = tmp_path / "headgate.toml"
     config.write_text(POLICY)
-    with program(tmp_path / "data", "--config", str(config)) as hub:
+    with hub_process(tmp_path / "data", "--config", str(config)) as hub:
         bad = registered(hub, [f"flooder-{i}" for i in range(FLOODERS)])
         good = registered(hub, [f"good-{i}" for i in range(GOOD)])
         agents = [Good(name, token, good[(i + 1) % GOOD][0]) for i, (name, token) in enumerate(good)]

@@ -18,8 +18,8 @@ import pytest
 from tests.support.byte_fuzz_campaign import HUNG, REFUSED
 from tests.support.byte_fuzzer import ENDINGS, ByteFuzzer, Stream
 from tests.support.hub_checks import UNLIMITED, fuzzed, mistakes
-from tests.support.hub_process import Program
-from tests.support.module_process import started
+from tests.support.hub_process import HubProcess
+from tests.support.module_process import module_process
 from tests.support.ping_watcher import PingWatcher
 
 STREAMS = int(os.environ.get("FUZZ_STREAMS", "20000"))
@@ -42,7 +42,7 @@ class Sent(NamedTuple):
 class LogWatcher:
     """Notes when a hub logs a mistake."""
 
-    def __init__(self, hub: Program) -> None:
+    def __init__(self, hub: HubProcess) -> None:
         self._hub, self._read = hub, 0
         self.moments: list[float] = []
 
@@ -54,9 +54,9 @@ class LogWatcher:
             await asyncio.sleep(0.05)
 
 
-async def send(hub: Program, tokens: dict[str, str], record: Path, *streams: str) -> None:
+async def send(hub: HubProcess, tokens: dict[str, str], record: Path, *streams: str) -> None:
     """Send streams to a hub by a program of its own, which writes down what it sends."""
-    async with started("byte_fuzz_campaign", str(hub.port), str(record), *streams) as sender:
+    async with module_process("byte_fuzz_campaign", str(hub.port), str(record), *streams) as sender:
         await sender.communicate(json.dumps(tokens).encode())
 
 

@@ -24,8 +24,8 @@ from headgate import Gate, ManualClock, Policy, RedisStore
 from headgate.gate.account_holds import AccountHold
 from headgate.hub.api import hold_routes
 from headgate.hub.app import Hub
-from tests.support.hub import ADMIN, Running, hub_settings, running
-from tests.support.hub_process import Program, program
+from tests.support.hub import ADMIN, HubServer, hub_server, hub_settings
+from tests.support.hub_process import HubProcess, hub_process
 from tests.support.valkey import PATIENCE, Server, wait_for
 
 ACCOUNTS: dict[str, Any] = {
@@ -49,7 +49,7 @@ POLICY = Policy(limits={"light": "100000/minute", "normal": "100000/minute"}, ac
 class Tenant:
     """Agents of a hub of their own, and an admin."""
 
-    def __init__(self, hub: Running) -> None:
+    def __init__(self, hub: HubServer) -> None:
         self.hub = hub
         self.admin = hub.http(ADMIN)
         names = ("planner", "writer", "cook", "stranger")
@@ -67,7 +67,7 @@ class Tenant:
 
 @contextmanager
 def tenant_of(policy: Policy = POLICY, **more: Any) -> Iterator[Tenant]:
-    with running(policy, **more) as hub:
+    with hub_server(policy, **more) as hub:
         tenant = Tenant(hub)
         try:
             yield tenant
@@ -689,7 +689,7 @@ account = "acme"
 """
 
 
-def _left(hub: Program) -> str:
+def _left(hub: HubProcess) -> str:
     with hub.http() as admin:
         (limit,) = admin.get("/v1/accounts/acme").json()["limits"]
         left: str = limit["left"]
@@ -700,7 +700,7 @@ def _left(hub: Program) -> str:
 def test_what_is_held_survives_kill_9_and_can_be_settled(tmp_path: Path) -> None:
     file, data = tmp_path / "headgate.toml", tmp_path / "data"
     file.write_text(KILLED)
-    with program(data, "--config", str(file)) as hub:
+    with hub_process(data, "--config", str(file)) as hub:
         with hub.http() as admin:
             token = admin.post("/api/admin/agents", json={"agent_id": "planner"}).json()["token"]
         with hub.http(token) as planner:
@@ -708,7 +708,7 @@ def test_what_is_held_survives_kill_9_and_can_be_settled(tmp_path: Path) -> None
             hold(planner, {"usd": "1"}, id="done")
             assert planner.post("/v1/holds/done/settle", json={"costs": {"usd": "0.5"}}).status_code == 200
         hub.kill()
-    with program(data, "--config", str(file)) as hub, hub.http(token) as planner:
+    with hub_process(data, "--config", str(file)) as hub, hub.http(token) as planner:
         assert _left(hub) == "5.500000"
         assert planner.get("/v1/holds/open").json()["state"] == "open"
         assert planner.post("/v1/holds", json={"costs": {"usd": "5.6"}}).status_code == 429
@@ -716,7 +716,7 @@ def test_what_is_held_survives_kill_9_and_can_be_settled(tmp_path: Path) -> None
         assert planner.post("/v1/holds/open/settle", json={"costs": {"usd": "1.25"}}).status_code == 200
         assert _left(hub) == "8.250000"
         hub.kill()
-    with program(data, "--config", str(file)) as hub:
+    with hub_process(data, "--config", str(file)) as hub:
         assert _left(hub) == "8.250000"
     assert (data / "limits.db").stat().st_mode & 0o077 == 0
 

@@ -17,8 +17,8 @@ import pytest
 
 from tests.support.hub import VIEWER
 from tests.support.hub_checks import mistakes, works
-from tests.support.hub_process import ADMIN, ELSEWHERE, RAISED, Program
-from tests.support.module_process import started
+from tests.support.hub_process import ADMIN, ELSEWHERE, RAISED, HubProcess
+from tests.support.module_process import module_process
 from tests.support.ping_watcher import Pings, PingWatcher, quantiles
 from tests.support.valkey import PATIENCE, Server, wait_for
 
@@ -34,7 +34,7 @@ GUESSES = 60
 """Wrong tokens a minute that an address may send."""
 
 Answers = Counter[str]
-Check = Callable[[Program, Answers], None]
+Check = Callable[[HubProcess, Answers], None]
 
 
 # The trial ------------------------------------------------------------------------------------------------------------
@@ -56,11 +56,11 @@ class Trial:
     logged: tuple[str, ...] = ()
     """Parts of errors that the hub may log."""
 
-    async def run(self, hub: Program, tokens: dict[str, str]) -> Answers:
+    async def run(self, hub: HubProcess, tokens: dict[str, str]) -> Answers:
         """Attack a hub; how often each answer came, or what was sent."""
         async with (
             asyncio.timeout(SECONDS + PATIENCE),
-            started(self.module, self.name, str(hub.port), str(SECONDS)) as attacker,
+            module_process(self.module, self.name, str(hub.port), str(SECONDS)) as attacker,
         ):
             assert attacker.stdin is not None
             assert attacker.stdout is not None
@@ -80,7 +80,7 @@ def attacked(folder: Path, trial: Trial) -> None:
     file.write_text(trial.config)
     options = ("--config", str(file), "--log-format", "json")
     environment = {"HEADGATE_VIEWER_TOKEN": VIEWER}
-    hub = Program(folder / "data", *options, environment=environment)
+    hub = HubProcess(folder / "data", *options, environment=environment)
     try:
         tokens = {name: hub.register(name) for name in (*ATTACKERS, "victim")}
         quiet, pings, memory, answers = watched(hub, trial, {**tokens, "viewer": VIEWER})
@@ -92,7 +92,7 @@ def attacked(folder: Path, trial: Trial) -> None:
         trial.check(hub, answers)
         if trial.restarts:
             assert hub.stop() == 0
-            hub = Program(folder / "data", *options, environment=environment)
+            hub = HubProcess(folder / "data", *options, environment=environment)
         works(hub)
     finally:
         code = hub.stop()
@@ -104,7 +104,7 @@ def attacked(folder: Path, trial: Trial) -> None:
     assert memory <= MOST_MEMORY
 
 
-def watched(hub: Program, trial: Trial, tokens: dict[str, str]) -> tuple[Pings, Pings, float, Answers]:
+def watched(hub: HubProcess, trial: Trial, tokens: dict[str, str]) -> tuple[Pings, Pings, float, Answers]:
     """The pings before and during an attack, by how many bytes the hub has grown, and the answers to the attacker."""
     watcher = PingWatcher(hub)
     answers = Answers()
@@ -129,7 +129,7 @@ def disk(folder: Path) -> int:
 def nothing_answered(*allowed: str) -> Check:
     """All answers are among these."""
 
-    def check(_: Program, answers: Answers) -> None:
+    def check(_: HubProcess, answers: Answers) -> None:
         assert set(answers) <= {*allowed, "closed"}, answers
 
     return check
@@ -138,7 +138,7 @@ def nothing_answered(*allowed: str) -> Check:
 def few_looked_at(unauthorized: str) -> Check:
     """No more guesses were looked at than an address has, and after those not even a right token that is new there."""
 
-    def check(hub: Program, answers: Answers) -> None:
+    def check(hub: HubProcess, answers: Answers) -> None:
         assert answers[unauthorized] <= GUESSES + GUESSES / 60 * (SECONDS + 5) + 1, answers
         assert sum(answers.values()) > 2 * answers[unauthorized], "it hardly guessed"
         with hub.http("a-guess-of-the-token") as guesser, hub.http() as admin:
@@ -155,18 +155,18 @@ def few_looked_at(unauthorized: str) -> Check:
     return check
 
 
-def nobody_registered(hub: Program, answers: Answers) -> None:
+def nobody_registered(hub: HubProcess, answers: Answers) -> None:
     nothing_answered("403", "429")(hub, answers)
     with hub.http(address=ELSEWHERE) as http:
         names = [one["agent_id"] for one in http.get("/api/admin/agents").json()["agents"]]
     assert not [name for name in names if name.startswith("evil")]
 
 
-def few_registered(_: Program, answers: Answers) -> None:
+def few_registered(_: HubProcess, answers: Answers) -> None:
     assert answers["201"] <= 5 + 5 / 60 * (SECONDS + 5) + 1, answers
 
 
-def others_have_mail(hub: Program, _: Answers) -> None:
+def others_have_mail(hub: HubProcess, _: Answers) -> None:
     """Somebody else can still write to the victim, and the victim can read everything that it has got."""
     token = hub.register("friend")
     with hub.http(token, ELSEWHERE) as http:
@@ -183,7 +183,7 @@ def others_have_mail(hub: Program, _: Answers) -> None:
     assert found[-1]["body"] == "from a friend"
 
 
-def others_have_counters(hub: Program, answers: Answers) -> None:
+def others_have_counters(hub: HubProcess, answers: Answers) -> None:
     """Somebody else's new key is counted, and one caller has not taken all the room."""
     assert set(answers) > {"200"}, f"one caller's keys had no bound: {answers}"
     with hub.http(hub.register("friend"), ELSEWHERE) as http:
@@ -191,12 +191,12 @@ def others_have_counters(hub: Program, answers: Answers) -> None:
     assert checked["allowed"] is True, checked
 
 
-def others_have_channels(_: Program, answers: Answers) -> None:
+def others_have_channels(_: HubProcess, answers: Answers) -> None:
     """One agent has taken a small part of the chat channels; `works` creates another one."""
     assert answers["201"] <= 100, answers
 
 
-def denials_count(hub: Program, answers: Answers) -> None:
+def denials_count(hub: HubProcess, answers: Answers) -> None:
     """Denied signals are violations of those who sent them."""
     assert answers["rate_limited"], answers
     with hub.http(address=ELSEWHERE) as http:
@@ -204,12 +204,12 @@ def denials_count(hub: Program, answers: Answers) -> None:
     assert offenders & set(ATTACKERS)
 
 
-def invalid_frames_close(_: Program, answers: Answers) -> None:
+def invalid_frames_close(_: HubProcess, answers: Answers) -> None:
     """Each connection is closed after ten."""
     assert answers["session_closed"] <= 10 * answers["closed"] + 10 * len(ATTACKERS), answers
 
 
-def still_taken(hub: Program, answers: Answers) -> None:
+def still_taken(hub: HubProcess, answers: Answers) -> None:
     """Nobody has got the victim's name; the admin accepts the loss, and the hub works again."""
     assert set(answers) == {"409", "503"}, answers
     with hub.http(address=ELSEWHERE) as http:

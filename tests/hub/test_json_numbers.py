@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headgate.hub.errors import RequestError
 from headgate.hub.json_bounds import MAX_DIGITS, TOO_LARGE, check_numbers
-from tests.support.hub import running
+from tests.support.hub import hub_server
 
 
 def accepted(text: str) -> bool:
@@ -42,7 +42,7 @@ def test_many_digits_are_found_wherever_they_are(where: int) -> None:
 
 @pytest.mark.parametrize("number", ["9" * 5000, "1e999"])
 def test_nobody_makes_a_mailbox_or_a_chat_channel_unreadable(number: str) -> None:
-    with running() as hub, hub.agent_and_http("planner") as (planner, http):
+    with hub_server() as hub, hub.agent_and_http("planner") as (planner, http):
         task = http.post("/api/tasks", json={"payload": 1}).json()["task_id"]
         assert planner.hear()["task_id"] == task
         routes = {"/api/messages": "body", "/api/channels/general/publish": "body", "/api/tasks": "payload"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.hub_process import PLENTY, RAISED, Program
+from tests.support.hub_process import PLENTY, RAISED, HubProcess
 from tests.support.recording_clients import Client, ExpectedState, Key, Values
 from tests.support.valkey import PATIENCE
 from tests.support.workload import Workload
@@ -232,14 +232,14 @@ def killed(folder: Path, answers: list[int], seed: int) -> None:
     book, random = ExpectedState(), Random(seed)
     tokens: dict[str, str] = {}
 
-    async def load(hub: Program, trial: int) -> None:
+    async def load(hub: HubProcess, trial: int) -> None:
         async with Client(hub, book) as client:
             actors = Workload(f"t{trial}", client, book, random)
             await actors.prepare()
             tokens.update(actors.tokens)
             await actors.run(hub.pid, answers[trial])
 
-    async def look(hub: Program) -> tuple[int, int]:
+    async def look(hub: HubProcess) -> tuple[int, int]:
         async with Client(hub, book) as client:
             found = await Survey(client, book, tokens).take()
             book.compare(found)
@@ -249,14 +249,14 @@ def killed(folder: Path, answers: list[int], seed: int) -> None:
             return len(found), tasks
 
     for trial in range(len(answers)):
-        hub = Program(folder / "data", "--config", str(file))
+        hub = HubProcess(folder / "data", "--config", str(file))
         try:
             asyncio.run(load(hub, trial))
         finally:
             hub.kill()
         if trial % 2:
-            Program(folder / "data", "--config", str(file)).kill()  # as it starts
-        again = Program(folder / "data", "--config", str(file))
+            HubProcess(folder / "data", "--config", str(file)).kill()  # as it starts
+        again = HubProcess(folder / "data", "--config", str(file))
         try:
             things, tasks = asyncio.run(look(again))
         finally:

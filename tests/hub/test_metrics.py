@@ -22,7 +22,7 @@ from headgate.gate.policy import PURPOSES
 from headgate.hub.app import Hub
 from headgate.hub.monitoring.metrics import MEDIA, METRICS, exposition
 from headgate.stores.base import Ask, Verb
-from tests.support.hub import ADMIN, VIEWER, hub_settings, running
+from tests.support.hub import ADMIN, VIEWER, hub_server, hub_settings
 from tests.support.prometheus import DOCS, Series, samples, scrape, value, within
 from tests.support.valkey import PATIENCE, Server, wait_for
 from tests.support.webhook_receiver import Receiver
@@ -45,7 +45,7 @@ def test_names_follow_the_prometheus_conventions() -> None:
 
 
 def test_every_metric_is_exposed_from_the_start() -> None:
-    with running() as hub, hub.http() as anyone:
+    with hub_server() as hub, hub.http() as anyone:
         answer = anyone.get("/metrics")
         assert (answer.status_code, answer.headers["content-type"]) == (200, MEDIA)
         families = {family.name: family for family in text_string_to_metric_families(answer.text)}
@@ -72,7 +72,7 @@ def test_the_docs_list_every_metric_and_no_other() -> None:
 
 
 def test_the_docs_list_all_label_values() -> None:
-    with running() as hub:
+    with hub_server() as hub:
         found = scrape(hub)
     values = {dict(labels)[name] for _, labels in found for name in dict(labels) if name not in ("le", "version")}
     plain = {"light", "normal", "heavy", "true", "false"}
@@ -85,7 +85,7 @@ def test_the_docs_list_all_label_values() -> None:
 
 def test_checks_are_counted_by_channel_tier_and_outcome() -> None:
     policy = Policy(limits={"heavy": "3/minute"}, exempt=["boss"])
-    with running(policy) as hub, hub.agent("planner") as planner, hub.agent("boss") as boss:
+    with hub_server(policy) as hub, hub.agent("planner") as planner, hub.agent("boss") as boss:
         for number in range(5):
             planner.say("session_open", session=number)
         planner.say("ping", id="last")
@@ -134,7 +134,7 @@ async def test_decision_times_are_counted_in_seconds() -> None:
 
 
 def test_gauges_and_counters_match_the_hub() -> None:
-    with running() as hub, ExitStack() as stack:
+    with hub_server() as hub, ExitStack() as stack:
         first, second = (stack.enter_context(hub.agent(name)) for name in ("first", "second"))
         stack.enter_context(hub.socket("/relay"))
         board = stack.enter_context(hub.socket("/ws/dashboard"))
@@ -179,7 +179,7 @@ def test_gauges_and_counters_match_the_hub() -> None:
 
 
 def test_blocked_agents_are_counted_until_the_block_ends() -> None:
-    with running() as hub:
+    with hub_server() as hub:
         hub.call(hub.hub.gate.block, "planner")
         hub.call(partial(hub.hub.gate.block, "writer", until=hub.clock.wall() + 60))
         assert value(scrape(hub), "headgate_agents_blocked") == 2
@@ -188,7 +188,7 @@ def test_blocked_agents_are_counted_until_the_block_ends() -> None:
 
 
 def test_b8_alerts_and_webhooks_are_counted(receiver: Receiver) -> None:
-    with running(webhooks=(receiver.url,)) as hub:
+    with hub_server(webhooks=(receiver.url,)) as hub:
         for _ in range(10):
             hub.run(hub.hub.gate.arecord_violation("planner"))
         wait_for(lambda: hub.hub.webhooks.delivered, "the notification")
@@ -206,7 +206,7 @@ def test_b8_alerts_and_webhooks_are_counted(receiver: Receiver) -> None:
 
 
 def test_b3_viewers_scrape_without_a_limit_and_others_are_limited_by_address() -> None:
-    with running() as hub, hub.http() as anyone, hub.http(VIEWER) as viewer, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http() as anyone, hub.http(VIEWER) as viewer, hub.http(ADMIN) as admin:
         assert {anyone.get("/metrics").status_code for _ in range(60)} == {200}
         assert anyone.get("/metrics").status_code == 429
         assert {viewer.get("/metrics").status_code for _ in range(70)} == {200}
@@ -219,7 +219,7 @@ HOSTILE = ['a{outcome="x"} 1', "a\nb 1", "é\\", "headgate_evil_total"]
 
 
 def test_no_agent_can_create_a_series() -> None:
-    with running(Policy(limits={"light": "10/minute", "normal": "9/minute", "heavy": "8/minute"})) as hub:
+    with hub_server(Policy(limits={"light": "10/minute", "normal": "9/minute", "heavy": "8/minute"})) as hub:
         before = scrape(hub)
         for number, name in enumerate(HOSTILE):
             agent = name if name.isprintable() else f"agent {number}"
@@ -396,7 +396,7 @@ def test_an_outage_is_measured() -> None:
     with (
         Server() as server,
         RedisStore(server.url, clock=clock, timeout=PATIENCE) as store,
-        running(store=store) as hub,
+        hub_server(store=store) as hub,
     ):
 
         def check() -> bool:

@@ -12,7 +12,7 @@ import pytest
 
 from headgate.hub.agents.registry import LONGEST_TOKEN, Registry
 from headgate.hub.errors import RequestError
-from tests.support.registry import in_database, in_redis, refused, revocations, until
+from tests.support.registry import database_registry, redis_registry, refused, revocations, until
 from tests.support.valkey import Server
 
 Open: TypeAlias = Callable[..., Any]
@@ -22,10 +22,10 @@ Open: TypeAlias = Callable[..., Any]
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     """Opens a registry, the same one every time."""
     if request.param == "database":
-        return lambda **options: in_database(tmp_path / "hub.db", **options)
+        return lambda **options: database_registry(tmp_path / "hub.db", **options)
     server: Server = request.getfixturevalue("redis_server")
     prefix = f"test-{uuid4().hex}:"
-    return lambda **options: in_redis(server.url, prefix, **options)
+    return lambda **options: redis_registry(server.url, prefix, **options)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from headgate import StoreAway
 from headgate.hub.agents.registry import Registry
 from headgate.stores.redis import agents as module
 from tests.support.cluster import steady_cluster
-from tests.support.registry import in_redis, refused, revocations, until
+from tests.support.registry import redis_registry, refused, revocations, until
 from tests.support.valkey import Server
 
 
@@ -33,7 +33,7 @@ def server() -> Iterator[Server]:
 
 
 async def test_two_hubs_know_the_same_agents_and_hear_of_each_others_changes(redis_server: Server, prefix: str) -> None:
-    async with in_redis(redis_server.url, prefix) as one, in_redis(redis_server.url, prefix) as other:
+    async with redis_registry(redis_server.url, prefix) as one, redis_registry(redis_server.url, prefix) as other:
         heard = {"one": revocations(one), "other": revocations(other)}
         token = await one.register("a")
         assert await other.verify("a", token)
@@ -54,7 +54,7 @@ async def test_two_hubs_know_the_same_agents_and_hear_of_each_others_changes(red
 
 
 async def test_hubs_under_other_prefixes_have_other_agents(redis_server: Server, prefix: str) -> None:
-    async with in_redis(redis_server.url, prefix) as one, in_redis(redis_server.url, prefix + "x") as other:
+    async with redis_registry(redis_server.url, prefix) as one, redis_registry(redis_server.url, prefix + "x") as other:
         token = await one.register("a")
         assert not await other.verify("a", token)
         await other.register("a")
@@ -65,7 +65,7 @@ async def test_revocations_missed_while_disconnected_are_announced_once(
 ) -> None:
     monkeypatch.setattr(module, "_PAGE", 2)
     monkeypatch.setattr(module, "_POLL_AFTER", 3600)
-    async with in_redis(redis_server.url, prefix) as one, in_redis(redis_server.url, prefix) as other:
+    async with redis_registry(redis_server.url, prefix) as one, redis_registry(redis_server.url, prefix) as other:
         heard = revocations(one)
         for name in "abcdef":
             await other.register(name)
@@ -89,7 +89,7 @@ async def test_changes_are_polled_when_a_connection_dies_silently(
     redis_server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_POLL_AFTER", 0.05)
-    async with in_redis(redis_server.url, prefix) as one:
+    async with redis_registry(redis_server.url, prefix) as one:
         heard = revocations(one)
         await one.register("a")
         with redis_server.client() as client:  # a change of which no message comes
@@ -99,7 +99,7 @@ async def test_changes_are_polled_when_a_connection_dies_silently(
 
 async def test_a_token_revoked_during_its_lookup_is_invalid(redis_server: Server, prefix: str) -> None:
     """The news may come before the answer: whoever relied on that would have missed them."""
-    async with in_redis(redis_server.url, prefix) as registry:
+    async with redis_registry(redis_server.url, prefix) as registry:
         roll: Any = registry._store
         ask, revoke = roll._ask, registry.revoke
         for name, look_up in (("a", registry.verify), ("b", lambda _name, token: registry.owner(token))):
@@ -117,7 +117,7 @@ async def test_a_token_revoked_during_its_lookup_is_invalid(redis_server: Server
 
 @pytest.mark.parametrize("turns", range(24))
 async def test_closing_ends_the_follower_wherever_it_is(redis_server: Server, prefix: str, turns: int) -> None:
-    async with in_redis(redis_server.url, prefix) as registry:
+    async with redis_registry(redis_server.url, prefix) as registry:
         for _ in range(turns):
             await asyncio.sleep(0)
     agents: Any = registry._store
@@ -128,7 +128,7 @@ async def test_closing_ends_the_follower_wherever_it_is(redis_server: Server, pr
 async def test_agents_in_a_cluster() -> None:
     with steady_cluster() as nodes:
         url = f"redis+cluster://127.0.0.1:{nodes[0].port},127.0.0.1:{nodes[1].port}"
-        async with in_redis(url, "hubs:") as one, in_redis(url, "hubs:") as other:
+        async with redis_registry(url, "hubs:") as one, redis_registry(url, "hubs:") as other:
             heard = revocations(one)
             token = await one.register("a")
             assert await other.verify("a", token)
@@ -142,7 +142,7 @@ async def test_agents_in_a_cluster() -> None:
 
 
 async def test_during_an_outage_only_known_agents_are_verified(server: Server) -> None:
-    async with in_redis(server.url, "hubs:") as one, in_redis(server.url, "hubs:") as other:
+    async with redis_registry(server.url, "hubs:") as one, redis_registry(server.url, "hubs:") as other:
         heard = revocations(one)
         known, unseen = await one.register("known"), await one.register("unseen")
         rotated, revoked = await one.register("rotated"), await one.register("revoked")
@@ -194,7 +194,7 @@ async def _back(registry: Registry, agent: str, token: str) -> bool:
 
 
 async def test_a_refused_token_is_not_verified_during_an_outage(server: Server) -> None:
-    async with in_redis(server.url, "hubs:") as registry:
+    async with redis_registry(server.url, "hubs:") as registry:
         roll: Any = registry._store
         tokens = {name: await registry.register(name) for name in "ab"}
         for name, token in tokens.items():
@@ -216,7 +216,7 @@ async def test_the_cache_is_bounded_to_the_latest_agents(
     redis_server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MAX_REMEMBERED", 3)
-    async with in_redis(redis_server.url, prefix) as registry:
+    async with redis_registry(redis_server.url, prefix) as registry:
         roll: Any = registry._store
         tokens = {name: await registry.register(name) for name in "abcde"}
         for name in "abcade":
@@ -232,9 +232,9 @@ async def test_the_cache_is_bounded_to_the_latest_agents(
 @asynccontextmanager
 async def impatient(server: Server, agent: str) -> AsyncIterator[tuple[Registry, str]]:
     """A registry that doesn't wait long for the server, and has just verified an agent by the token."""
-    async with in_redis(server.url, "hubs:") as patient:
+    async with redis_registry(server.url, "hubs:") as patient:
         token = await patient.register(agent)
-    async with in_redis(server.url, "hubs:", timeout=0.25) as registry:
+    async with redis_registry(server.url, "hubs:", timeout=0.25) as registry:
         await until(lambda: _back(registry, agent, token), "the server, as soon as the machine is quick enough")
         yield registry, token
 
@@ -258,7 +258,7 @@ async def test_a_server_that_hangs_does_not_delay_every_caller(server: Server) -
 
 
 async def test_many_concurrent_lookups_use_few_connections(server: Server) -> None:
-    async with in_redis(server.url, "hubs:") as registry:
+    async with redis_registry(server.url, "hubs:") as registry:
         token = await registry.register("a")
         assert all(await asyncio.gather(*[registry.verify("a", token) for _ in range(500)]))
         with server.client() as client:
@@ -266,16 +266,16 @@ async def test_many_concurrent_lookups_use_few_connections(server: Server) -> No
 
 
 async def test_a_hub_started_during_an_outage_follows_changes_afterwards(server: Server) -> None:
-    async with in_redis(server.url, "hubs:") as early:
+    async with redis_registry(server.url, "hubs:") as early:
         token = await early.register("a")
     server.kill()
-    async with in_redis(server.url, "hubs:") as registry:
+    async with redis_registry(server.url, "hubs:") as registry:
         heard = revocations(registry)
         with pytest.raises(StoreAway):
             await registry.verify("a", token)
         server.start()
         await until(lambda: _back(registry, "a", token), "the server")
-        async with in_redis(server.url, "hubs:") as other:
+        async with redis_registry(server.url, "hubs:") as other:
             await other.revoke("a")
         await until(lambda: heard == ["a"], "the revocation")
 

@@ -29,9 +29,9 @@ from headgate.hub.storage.database import DatabaseError
 from headgate.proto import envelope_pb2 as wire
 from tests.support.admin import LIMITS, ping
 from tests.support.agent_connections import ended
-from tests.support.hub import VIEWER, hub_settings, identified
-from tests.support.hub_process import ADMIN, Program, program
-from tests.support.ports import nobody
+from tests.support.hub import VIEWER, agent_connection, hub_settings
+from tests.support.hub_process import ADMIN, HubProcess, hub_process
+from tests.support.ports import unused_port
 from tests.support.valkey import PATIENCE, Server, wait_for
 
 pytestmark = pytest.mark.long
@@ -74,7 +74,7 @@ def failing(*attempts: list[str], **environment: str) -> list[str]:
 @pytest.mark.long
 def test_the_admin_token_is_created_at_the_first_start_and_shown_once(tmp_path: Path) -> None:
     data = tmp_path / "below" / "data"
-    with program(data, environment=MADE) as hub:
+    with hub_process(data, environment=MADE) as hub:
         wait_for(lambda: len(hub.out) == 3, "the third line")
         assert hub.out[0] == f"headgate {VERSION} listens on http://{hub} (agents: ws://{hub}/ws)\n"
         shown = re.fullmatch(r"admin token, shown this once: (hga_[\w-]{43})\n", hub.out[1])
@@ -89,14 +89,14 @@ def test_the_admin_token_is_created_at_the_first_start_and_shown_once(tmp_path: 
         assert token not in "".join(hub.err)
     assert data.stat().st_mode & 0o777 == 0o700
     assert all(token.encode() not in path.read_bytes() for path in data.iterdir())
-    with program(data, environment=MADE) as hub:
+    with hub_process(data, environment=MADE) as hub:
         with hub.http(token) as admin:
             assert [one["agent_id"] for one in admin.get("/api/admin/agents").json()["agents"]] == ["planner"]
         assert hub.stop() == 0
         assert [line.split(":")[0] for line in hub.out[1:]] == ["dashboard"]
     file = tmp_path / "token"
     file.write_text("another-token-from-a-file\n")
-    with program(data, "--admin-token-file", str(file), environment=MADE) as hub:
+    with hub_process(data, "--admin-token-file", str(file), environment=MADE) as hub:
         for given, status in ((token, 401), ("another-token-from-a-file", 200)):
             with hub.http(given) as admin:
                 assert admin.get(LIMITS).status_code == status
@@ -130,7 +130,7 @@ def test_settings_come_from_the_file_and_the_environment(tmp_path: Path) -> None
         f'[hub]\nlog_format = "json"\nregistration = "closed"\nviewer_token = "{VIEWER}"\n'
     )
     given = {"HEADGATE_CONFIG": str(file), "HEADGATE_REGISTRATION": "open", "HEADGATE_LOG_LEVEL": "debug"}
-    with program(tmp_path / "data", "--host", "localhost", environment=given) as hub, hub.http() as admin:
+    with hub_process(tmp_path / "data", "--host", "localhost", environment=given) as hub, hub.http() as admin:
         assert admin.get(LIMITS).json()["defaults"]["ws"]["light"] == "7/minute"
         with hub.http("") as anyone:
             assert anyone.post("/api/onboard/register", json={"agent_id": "a"}).status_code == 201
@@ -182,7 +182,7 @@ def test_invalid_settings_are_reported_and_nothing_is_started(tmp_path: Path) ->
 
 @pytest.mark.long
 def test_a_port_and_a_directory_belong_to_one_hub_at_a_time(tmp_path: Path) -> None:
-    with nobody() as port, program(tmp_path, "--port", str(port)) as hub:
+    with unused_port() as port, hub_process(tmp_path, "--port", str(port)) as hub:
         assert hub.port == port
         other = str(tmp_path / "other")
         in_use, taken = failing(["--port", str(hub.port), "--data", other], ["--data", str(tmp_path)])
@@ -193,7 +193,7 @@ def test_a_port_and_a_directory_belong_to_one_hub_at_a_time(tmp_path: Path) -> N
         with hub.http() as admin:
             assert admin.get(LIMITS).status_code == 200
         hub.kill()
-        with program(tmp_path, "--port", str(port)) as again:  # neither is held by one that was killed
+        with hub_process(tmp_path, "--port", str(port)) as again:  # neither is held by one that was killed
             assert again.port == port
 
 
@@ -229,9 +229,12 @@ def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> Non
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_the_hub_gracefully(tmp_path: Path, number: int) -> None:
-    with program(tmp_path) as hub, hub.http() as admin:
+    with hub_process(tmp_path) as hub, hub.http() as admin:
         token = admin.post("/api/admin/agents", json={"agent_id": "planner"}).json()["token"]
-        with identified(hub, "planner", token) as agent, socket.create_connection(("127.0.0.1", hub.port)) as idle:
+        with (
+            agent_connection(hub, "planner", token) as agent,
+            socket.create_connection(("127.0.0.1", hub.port)) as idle,
+        ):
             idle.send(b"GET /api/health HTTP/1.1\r\n")  # and never the rest
             os.kill(hub.pid, number)
             told = agent.hear()
@@ -244,7 +247,7 @@ def test_a_signal_stops_the_hub_gracefully(tmp_path: Path, number: int) -> None:
 def test_sighup_reloads_the_policy(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limits]\nlight = "2/minute"\n')
-    with program(tmp_path / "data", "--config", str(file)) as hub, hub.http() as admin:
+    with hub_process(tmp_path / "data", "--config", str(file)) as hub, hub.http() as admin:
 
         def write(text: str) -> None:
             """At once: the hub looks at the file by itself too, and must not find half of it."""
@@ -271,7 +274,7 @@ def test_sighup_reloads_the_policy(tmp_path: Path) -> None:
 
 
 def test_a_hub_without_a_policy_file_survives_sighup(tmp_path: Path) -> None:
-    with program(tmp_path) as hub, hub.http() as admin:
+    with hub_process(tmp_path) as hub, hub.http() as admin:
         os.kill(hub.pid, signal.SIGHUP)
         wait_for(lambda: any("SIGHUP ignored: without --config" in line for line in hub.err), "the log")
         assert admin.get(LIMITS).status_code == 200
@@ -307,7 +310,7 @@ def test_a_sighup_does_not_end_a_hub_that_starts(tmp_path: Path) -> None:
 def test_a_policy_file_that_became_empty_is_applied_by_an_admin_alone(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limits]\nlight = "2/minute"\n')
-    with program(tmp_path / "data", "--config", str(file)) as hub, hub.http() as admin:
+    with hub_process(tmp_path / "data", "--config", str(file)) as hub, hub.http() as admin:
         file.write_text("")
         wait_for(lambda: any("expected settings, got an empty file" in line for line in hub.err), "the log")
         assert admin.get(LIMITS).json()["defaults"]["ws"]["light"] == "2/minute"
@@ -324,7 +327,7 @@ def test_it_serves_tls(tmp_path: Path) -> None:
     files = ("--tls-certificate", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem"))
     trust = ssl.create_default_context()
     authority.configure_trust(trust)
-    with program(tmp_path / "data", *files) as hub:
+    with hub_process(tmp_path / "data", *files) as hub:
         assert hub.out[0] == f"headgate {VERSION} listens on https://{hub} (agents: wss://{hub}/ws)\n"
         headers = {"Authorization": f"Bearer {ADMIN}"}
         patient: dict[str, Any] = {"timeout": PATIENCE, "trust_env": False}
@@ -366,7 +369,7 @@ def hello(address: str, token: str) -> bytes:
     return envelope.SerializeToString()
 
 
-def use_everywhere(hub: Program, agent: str, token: str) -> None:
+def use_everywhere(hub: HubProcess, agent: str, token: str) -> None:
     """Show a token in every place where one can be shown, in good requests, bad ones, and some that are cut off."""
     headers = {"Authorization": f"Bearer {token}"}
     plain: dict[str, Any] = {"verify": False, "trust_env": False, "timeout": PATIENCE}  # certificates take time to read
@@ -412,7 +415,7 @@ def test_no_token_is_ever_in_the_log(tmp_path: Path, form: str) -> None:
     file.write_text(f'[addresses]\nlimit = "{many}"\nregistration = "{many}"\nauthentication = "{many}"\n')
     surroundings = {"PYTHONPATH": f"{tmp_path}:{PACKAGES}", "HEADGATE_VIEWER_TOKEN": VIEWER, **MADE}
     options = ("--config", str(file), "--log-level", "debug", "--log-format", form, "--registration", "invitation")
-    with program(tmp_path / "data", *options, environment=surroundings) as hub:
+    with hub_process(tmp_path / "data", *options, environment=surroundings) as hub:
         wait_for(lambda: len(hub.out) == 3, "the admin's token")
         secrets = {"admin": hub.out[1].split()[-1], "viewer": VIEWER, "nobody": "hg_nobodys-token-at-all"}
         secrets["link"] = hub.out[2].strip().partition("#token=")[2]
@@ -431,7 +434,7 @@ def test_no_token_is_ever_in_the_log(tmp_path: Path, form: str) -> None:
         for token in secrets.values():
             use_everywhere(hub, "planner", token)
             use_everywhere(hub, "breaks", token)
-        with identified(hub, "invited", fourth) as agent:
+        with agent_connection(hub, "invited", fourth) as agent:
             assert agent.ask("ping") == {"type": "pong"}
         with hub.http("") as anyone:
             assert anyone.get("/health").json()["status"] == "ok"
@@ -456,25 +459,25 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def hubs(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Program, Program]]:
+def hubs(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HubProcess, HubProcess]]:
     folder = tmp_path_factory.mktemp("hubs")
     file = folder / "headgate.toml"
     file.write_text(
         f'[limits]\nlight = "4/hour"\n[addresses]\nlimit = "100000/minute"\n[store]\ntimeout = {PATIENCE}\n'
     )
     options = ("--store", server.url, "--config", str(file))
-    with program(folder / "a", *options) as one, program(folder / "b", *options) as other:
+    with hub_process(folder / "a", *options) as one, hub_process(folder / "b", *options) as other:
         yield one, other
 
 
 @pytest.mark.long
-def test_hubs_over_one_server_share_agents_limits_and_violations(hubs: tuple[Program, Program]) -> None:
+def test_hubs_over_one_server_share_agents_limits_and_violations(hubs: tuple[HubProcess, HubProcess]) -> None:
     one, other = hubs
     with one.http() as here, other.http() as there:
         token = here.post("/api/admin/agents", json={"agent_id": "shared"}).json()["token"]
         assert there.post("/api/admin/agents", json={"agent_id": "shared"}).status_code == 409
         assert [agent["agent_id"] for agent in there.get("/api/admin/agents").json()["agents"]] == ["shared"]
-        with identified(one, "shared", token) as left, identified(other, "shared", token) as right:
+        with agent_connection(one, "shared", token) as left, agent_connection(other, "shared", token) as right:
             said = [kind for agent in (left, right, left, right, left, right) for kind in ping(agent)]
             assert said == ["pong"] * 4 + ["rate_limited"] * 2
             for admin in (here, there):
@@ -510,7 +513,7 @@ def test_hubs_over_one_server_share_agents_limits_and_violations(hubs: tuple[Pro
 
 
 @pytest.mark.long
-def test_a_hub_keeps_working_during_an_outage(hubs: tuple[Program, Program], server: Server) -> None:
+def test_a_hub_keeps_working_during_an_outage(hubs: tuple[HubProcess, HubProcess], server: Server) -> None:
     one, other = hubs
     with one.http() as admin:
         token = admin.post("/api/admin/agents", json={"agent_id": "patient"}).json()["token"]
@@ -520,7 +523,7 @@ def test_a_hub_keeps_working_during_an_outage(hubs: tuple[Program, Program], ser
             return found["status"], found["store"]
 
         assert health() == ("ok", "ok")
-        with identified(one, "patient", token) as agent:
+        with agent_connection(one, "patient", token) as agent:
             assert ping(agent) == ["pong"]
             server.kill()
             agent.say("ping")
@@ -543,8 +546,8 @@ def test_a_hub_keeps_working_during_an_outage(hubs: tuple[Program, Program], ser
 @pytest.mark.long
 def test_a_hub_starts_during_an_outage(tmp_path: Path) -> None:
     with (
-        nobody() as port,
-        program(tmp_path, "--store", f"redis://:a-password@127.0.0.1:{port}") as hub,
+        unused_port() as port,
+        hub_process(tmp_path, "--store", f"redis://:a-password@127.0.0.1:{port}") as hub,
         hub.http() as admin,
     ):
         wait_for(lambda: admin.get("/api/health").json()["status"] == "degraded", "the outage")

@@ -11,12 +11,12 @@ import pytest
 
 from headgate import Policy
 from tests.support.agent_connections import ended, overfill, slow_reader
-from tests.support.hub import Running, running
+from tests.support.hub import HubServer, hub_server
 from tests.support.valkey import PATIENCE, wait_for
 
 
 @contextmanager
-def database_held_up(hub: Running) -> Iterator[Callable[[], None]]:
+def database_held_up(hub: HubServer) -> Iterator[Callable[[], None]]:
     """While whatever the hub writes has to wait; the function that lets it go on."""
     held, go_on = threading.Event(), threading.Event()
 
@@ -36,7 +36,7 @@ def database_held_up(hub: Running) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def stopping(hub: Running) -> Iterator[None]:
+def stopping(hub: HubServer) -> Iterator[None]:
     """While a hub is about to stop, as after a signal; it has stopped in the end."""
     with ThreadPoolExecutor(1) as other:
         stopped = other.submit(hub.stop)
@@ -46,7 +46,7 @@ def stopping(hub: Running) -> Iterator[None]:
 
 
 def test_every_connection_is_told_when_to_reconnect() -> None:
-    with running() as hub, hub.agent("one") as one, hub.agent("two") as two, hub.socket() as stranger:
+    with hub_server() as hub, hub.agent("one") as one, hub.agent("two") as two, hub.socket() as stranger:
         stranger.ask("ping")
         with stopping(hub):
             for wire in (one, two):
@@ -65,7 +65,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_patient")
 def test_a_request_in_progress_is_answered_before_the_close() -> None:
-    with running() as hub, hub.agent("planner") as wire:
+    with hub_server() as hub, hub.agent("planner") as wire:
         hub.register("friend")
         with database_held_up(hub) as let_go:
             wire.say("message", to="friend", body=1, id=7)
@@ -80,7 +80,7 @@ def test_a_request_in_progress_is_answered_before_the_close() -> None:
 
 @pytest.mark.usefixtures("_patient")
 def test_http_requests_in_flight_finish_and_a_stopping_hub_is_not_ready() -> None:
-    with running(shutdown_within=PATIENCE) as hub, hub.agent("planner") as wire, ThreadPoolExecutor(1) as other:
+    with hub_server(shutdown_within=PATIENCE) as hub, hub.agent("planner") as wire, ThreadPoolExecutor(1) as other:
         hub.register("friend")
         with hub.http(hub.register("caller")) as caller, hub.http() as probe:
             assert probe.get("/ready").json() == {"status": "ready"}
@@ -105,7 +105,7 @@ def test_http_requests_in_flight_finish_and_a_stopping_hub_is_not_ready() -> Non
 
 def test_a_request_that_does_not_end_delays_the_stop_only_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.hub.app._GOODBYE_TIMEOUT", 0.05)
-    with running() as hub, hub.agent("planner") as wire, database_held_up(hub) as let_go:
+    with hub_server() as hub, hub.agent("planner") as wire, database_held_up(hub) as let_go:
         wire.say("session_open", session=1)
         (socket,) = hub.hub.presence.sockets_of("planner")
         wait_for(socket.busy.locked, "it to be handled")
@@ -115,7 +115,10 @@ def test_a_request_that_does_not_end_delays_the_stop_only_briefly(monkeypatch: p
 
 
 def test_a_request_that_the_stop_cancels_is_not_logged_as_an_exception(caplog: pytest.LogCaptureFixture) -> None:
-    with running(shutdown_within=1) as hub, hub.unfinished(hub.register("caller"), "/api/messages", {"to": "a"}):
+    with (
+        hub_server(shutdown_within=1) as hub,
+        hub.unfinished_post(hub.register("caller"), "/api/messages", {"to": "a"}),
+    ):
         hub.stop()
     assert "Cancel 1 running task(s), timeout graceful shutdown exceeded" in caplog.text
     assert [record.message for record in caplog.records if record.exc_info] == []
@@ -128,11 +131,11 @@ def test_a_slow_reader_does_not_delay_the_stop_and_loses_nothing(
 ) -> None:
     monkeypatch.setattr("headgate.hub.app._GOODBYE_TIMEOUT", 0.05)
     policy = Policy(exempt=["planner"])
-    with running(policy, data=tmp_path, max_waiting=4, shutdown_within=1) as hub, hub.agent("planner") as planner:
+    with hub_server(policy, data=tmp_path, max_waiting=4, shutdown_within=1) as hub, hub.agent("planner") as planner:
         token = hub.register("slow")
         with slow_reader(hub, "slow", token) as slow:
             sent = overfill(planner, slow)
             hub.stop()
-    with running(data=tmp_path) as hub, hub.http(token) as http:
+    with hub_server(data=tmp_path) as hub, hub.http(token) as http:
         bodies = [message["body"][0] for message in http.get("/api/mailbox").json()["messages"]]
         assert bodies == [sent, *range(sent - 4, sent)]

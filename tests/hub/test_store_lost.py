@@ -29,7 +29,7 @@ from headgate.hub.api import admin_hub_routes
 from headgate.hub.sockets.frames import Message
 from tests.support.agent_connections import hello
 from tests.support.cluster import steady_cluster
-from tests.support.hub import ADMIN, Running, running
+from tests.support.hub import ADMIN, HubServer, hub_server
 from tests.support.valkey import PATIENCE, Server, wait_for
 
 OVERRIDE = "/api/admin/rate-limits/planner"
@@ -53,15 +53,15 @@ def server() -> Iterator[Server]:
 
 
 @contextmanager
-def hub_on(server: Server | str, data: Path | None = None, **settings: Any) -> Iterator[Running]:
+def hub_on(server: Server | str, data: Path | None = None, **settings: Any) -> Iterator[HubServer]:
     """A hub whose store is on a server."""
     url = server if isinstance(server, str) else server.url
-    with RedisStore(url, timeout=PATIENCE) as store, running(store=store, data=data, **settings) as hub:
+    with RedisStore(url, timeout=PATIENCE) as store, hub_server(store=store, data=data, **settings) as hub:
         yield hub
 
 
 @pytest.fixture
-def hub(server: Server, tmp_path: Path) -> Iterator[Running]:
+def hub(server: Server, tmp_path: Path) -> Iterator[HubServer]:
     with hub_on(server, tmp_path) as hub:
         yield hub
 
@@ -71,44 +71,44 @@ def flush(server: Server) -> None:
         client.flushall()
 
 
-def health(hub: Running) -> dict[str, Any]:
+def health(hub: HubServer) -> dict[str, Any]:
     with hub.http() as anyone:
         found: dict[str, Any] = anyone.get("/health").json()
         return found
 
 
-def until_store_is(hub: Running, state: str) -> None:
+def until_store_is(hub: HubServer, state: str) -> None:
     wait_for(lambda: health(hub)["store"] == state, f"a store that is {state}")
 
 
-def lose_data(server: Server, hub: Running) -> None:
+def lose_data(server: Server, hub: HubServer) -> None:
     """Let a server lose everything, and the hub notice it."""
     flush(server)
     until_store_is(hub, "lost")
 
 
-def lose_and_accept(server: Server, hub: Running, agent_data: str = "drop") -> None:
+def lose_and_accept(server: Server, hub: HubServer, agent_data: str = "drop") -> None:
     lose_data(server, hub)
     assert accept(hub, agent_data)[0] == 200
 
 
-def register(hub: Running, agent: str) -> tuple[int, str]:
+def register(hub: HubServer, agent: str) -> tuple[int, str]:
     """Try to register as a stranger: the status, and the error if there is one."""
     with hub.http() as stranger:
         answer = stranger.post("/api/onboard/register", json={"agent_id": agent})
         return answer.status_code, answer.json().get("error", "")
 
 
-def set_override(hub: Running, limit: str = "7/minute") -> int:
+def set_override(hub: HubServer, limit: str = "7/minute") -> int:
     with hub.http(ADMIN) as admin:
         return admin.put(OVERRIDE, json={"heavy": limit}).status_code
 
 
-def limit_of_planner(hub: Running) -> str:
+def limit_of_planner(hub: HubServer) -> str:
     return str(hub.hub.gate.limits_for("planner", "ws", "heavy"))
 
 
-def accept(hub: Running, agent_data: str) -> tuple[int, dict[str, Any]]:
+def accept(hub: HubServer, agent_data: str) -> tuple[int, dict[str, Any]]:
     with hub.http(ADMIN) as admin:
         answer = admin.post("/api/admin/store/accept", json={"agent_data": agent_data})
         return answer.status_code, answer.json()
@@ -117,7 +117,7 @@ def accept(hub: Running, agent_data: str) -> tuple[int, dict[str, Any]]:
 # The loss -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_stranger_cannot_take_a_name_right_after_a_flush(server: Server, hub: Running) -> None:
+def test_a_stranger_cannot_take_a_name_right_after_a_flush(server: Server, hub: HubServer) -> None:
     """No probe has noticed anything yet: the script itself compares the generations."""
     hub.register("bank")
     flush(server)
@@ -126,14 +126,14 @@ def test_a_stranger_cannot_take_a_name_right_after_a_flush(server: Server, hub: 
         assert not client.keys("*agents*")
 
 
-def test_a_token_is_not_called_wrong_right_after_a_flush(server: Server, hub: Running) -> None:
+def test_a_token_is_not_called_wrong_right_after_a_flush(server: Server, hub: HubServer) -> None:
     """A client would give up a token that is nobody's; this one may be good again after a restore."""
     with hub.http(hub.register("bank")) as bank:
         flush(server)
         assert bank.get("/api/mailbox").json()["error"] == "store_lost"
 
 
-def test_nothing_of_the_admin_part_is_written_after_a_flush(server: Server, hub: Running) -> None:
+def test_nothing_of_the_admin_part_is_written_after_a_flush(server: Server, hub: HubServer) -> None:
     with hub.http(ADMIN) as admin:
         hub.register("bank")
         flush(server)
@@ -155,7 +155,7 @@ def test_nothing_of_the_admin_part_is_written_after_a_flush(server: Server, hub:
             assert not client.keys("*admin*")
 
 
-def test_health_the_dashboard_and_metrics_tell_of_the_loss(server: Server, hub: Running, logged: list[Any]) -> None:
+def test_health_the_dashboard_and_metrics_tell_of_the_loss(server: Server, hub: HubServer, logged: list[Any]) -> None:
     assert (health(hub)["status"], health(hub)["problems"]) == ("ok", [])
     lose_data(server, hub)
     problem = f"{LOST}: nobody can register or hold, and limits can't be changed"
@@ -202,7 +202,7 @@ def test_a_budget_is_not_granted_again_until_the_loss_is_accepted(server: Server
             assert planner.post("/v1/holds", json={"costs": {"usd": 6}}).status_code == 201
 
 
-def test_overrides_stay_in_effect_after_a_flush(server: Server, hub: Running) -> None:
+def test_overrides_stay_in_effect_after_a_flush(server: Server, hub: HubServer) -> None:
     assert set_override(hub) == 200
     flush(server)
     assert set_override(hub, "8/minute") == 503
@@ -210,7 +210,7 @@ def test_overrides_stay_in_effect_after_a_flush(server: Server, hub: Running) ->
 
 
 @pytest.mark.long
-def test_overrides_stay_in_effect_after_a_restart_without_persistence(server: Server, hub: Running) -> None:
+def test_overrides_stay_in_effect_after_a_restart_without_persistence(server: Server, hub: HubServer) -> None:
     assert set_override(hub) == 200
     server.restart()
     until_store_is(hub, "lost")
@@ -221,7 +221,7 @@ def test_overrides_stay_in_effect_after_a_restart_without_persistence(server: Se
     assert limit_of_planner(hub) == "7/minute"
 
 
-def test_agents_that_the_hub_has_verified_go_on_and_others_are_refused(server: Server, hub: Running) -> None:
+def test_agents_that_the_hub_has_verified_go_on_and_others_are_refused(server: Server, hub: HubServer) -> None:
     known, unknown = hub.register("known"), hub.register("unknown")
     with hub.agent("known", known) as agent:
         lose_data(server, hub)
@@ -272,7 +272,7 @@ def test_a_hub_without_a_data_directory_knows_its_store_while_it_runs(server: Se
 
 def test_a_server_that_was_away_at_the_start_is_known_when_it_comes(server: Server, tmp_path: Path) -> None:
     server.kill()
-    with RedisStore(server.url) as store, running(store=store, data=tmp_path) as hub:
+    with RedisStore(server.url) as store, hub_server(store=store, data=tmp_path) as hub:
         server.start()
         wait_for(lambda: store.generation.expected, "the generation")
         flush(server)
@@ -304,7 +304,7 @@ def test_a_policy_is_not_reloaded_without_the_changes_to_it(server: Server, tmp_
 
 
 @pytest.fixture
-def away_at_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[Server, Running, str]]:
+def away_at_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[Server, HubServer, str]]:
     """A hub that was started without its server, which has a role of ada, and planner, who is blocked; its token."""
     monkeypatch.setattr("headgate.stores.redis.changelog._RETRY", PATIENCE)  # the follower comes too late
     with Server("--appendonly", "yes", "--appendfsync", "always") as server:
@@ -332,7 +332,7 @@ def first_answer(ask: Callable[[], int]) -> int:
 
 
 def test_b6_blocks_and_roles_hold_from_the_first_request_after_a_start_without_the_store(
-    away_at_the_start: tuple[Server, Running, str],
+    away_at_the_start: tuple[Server, HubServer, str],
 ) -> None:
     server, hub, token = away_at_the_start
     server.start()
@@ -342,7 +342,7 @@ def test_b6_blocks_and_roles_hold_from_the_first_request_after_a_start_without_t
 
 
 def test_b6_nobody_is_known_until_the_changes_were_read(
-    away_at_the_start: tuple[Server, Running, str], monkeypatch: pytest.MonkeyPatch
+    away_at_the_start: tuple[Server, HubServer, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, hub, token = away_at_the_start
     server.start()
@@ -568,7 +568,7 @@ def test_a_part_of_a_cluster_that_is_lost_is_noticed(tmp_path: Path) -> None:
 # The end --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_store_that_has_its_data_again_needs_nothing_else(server: Server, hub: Running, logged: list[Any]) -> None:
+def test_a_store_that_has_its_data_again_needs_nothing_else(server: Server, hub: HubServer, logged: list[Any]) -> None:
     token = hub.register("bank")
     assert set_override(hub) == 200
     saved = dump(server)
@@ -601,7 +601,7 @@ def test_accepting_lets_agents_register_again_and_closes_the_old_connections(ser
 
 
 @pytest.mark.parametrize("choice", ["keep", "drop"])
-def test_data_of_agents_is_kept_or_dropped_as_the_admin_says(server: Server, hub: Running, choice: str) -> None:
+def test_data_of_agents_is_kept_or_dropped_as_the_admin_says(server: Server, hub: HubServer, choice: str) -> None:
     bank = hub.register("bank")
     signal = {"type": "a", "entity": "b", "weight": 1, "timestamp": 1}
     with hub.http(ADMIN) as admin, hub.http(bank) as http, hub.agent("clerk") as clerk:
@@ -638,7 +638,7 @@ def test_sessions_and_chat_channels_are_kept_or_dropped_as_the_admin_says(
         assert [(one.name, one.creator) for one in channels][1:] == ([] if choice == "keep" else [("plans", "")])
 
 
-def inherited(hub: Running) -> list[str]:
+def inherited(hub: HubServer) -> list[str]:
     """What becomes of a signal in the session of the old bank, and of a deletion of its chat channel."""
     signal = {"type": "a", "entity": "b", "weight": 1, "timestamp": 1}
     with hub.http(ADMIN) as admin:
@@ -649,7 +649,7 @@ def inherited(hub: Running) -> list[str]:
         return [logged.get("error", logged["type"]), deleted.get("error", deleted.get("name"))]
 
 
-def test_the_next_owner_of_a_name_has_not_held_the_tasks_of_the_last(server: Server, hub: Running) -> None:
+def test_the_next_owner_of_a_name_has_not_held_the_tasks_of_the_last(server: Server, hub: HubServer) -> None:
     with hub.http(ADMIN) as admin, hub.agent("bank") as bank:
         task = admin.post("/api/admin/tasks", json={"payload": 1}).json()["task_id"]
         assert bank.hear()["task_id"] == task
@@ -676,7 +676,7 @@ def test_the_next_owner_of_a_name_has_the_whole_share_of_an_agent(server: Server
         assert use_up(hub.register("bank"), "cd") == [200, 409, 201, 409]
 
 
-def test_undelivered_messages_in_memory_are_dropped_too(server: Server, hub: Running) -> None:
+def test_undelivered_messages_in_memory_are_dropped_too(server: Server, hub: HubServer) -> None:
     """The disk was full when a connection ended, so its messages wait for the disk."""
     hub.register("bank")
     messages = hub.hub.messages
@@ -701,7 +701,7 @@ def test_unsent_messages_do_not_reach_the_next_owner(server: Server, tmp_path: P
 
 
 def test_a_store_is_not_accepted_while_a_connection_stays_open(
-    server: Server, hub: Running, monkeypatch: pytest.MonkeyPatch
+    server: Server, hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin_hub_routes, "_LEAVE_WITHIN", 0.05)
     with hub.agent("clerk") as clerk:
@@ -749,7 +749,7 @@ def test_admins_who_accept_at_the_same_time_start_one_generation(server: Server,
 class Leaving:
     """Something happens while an acceptance waits until the agents have left."""
 
-    def __init__(self, hub: Running, monkeypatch: pytest.MonkeyPatch, happen: Callable[[], object]) -> None:
+    def __init__(self, hub: HubServer, monkeypatch: pytest.MonkeyPatch, happen: Callable[[], object]) -> None:
         self._happen: Final = happen
         self._drop_all: Final = hub.hub.agent_sockets.drop_all
         monkeypatch.setattr(hub.hub.agent_sockets, "drop_all", self)
@@ -761,7 +761,7 @@ class Leaving:
 
 
 def test_a_store_that_has_its_data_again_meanwhile_is_not_accepted(
-    server: Server, hub: Running, monkeypatch: pytest.MonkeyPatch
+    server: Server, hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with hub.agent("clerk") as clerk:
         hub.register("bank")
@@ -775,7 +775,7 @@ def test_a_store_that_has_its_data_again_meanwhile_is_not_accepted(
 
 
 def test_nothing_is_dropped_if_the_store_cannot_be_accepted(
-    server: Server, hub: Running, monkeypatch: pytest.MonkeyPatch
+    server: Server, hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with hub.agent("clerk") as clerk:
         hub.register("bank")
@@ -794,7 +794,7 @@ def test_nothing_is_dropped_if_the_store_cannot_be_accepted(
 
 @pytest.mark.parametrize("step", ["messages.drop_agent_data", "gate.areload"])
 def test_a_store_stays_lost_until_every_step_of_the_acceptance_is_done(
-    server: Server, hub: Running, monkeypatch: pytest.MonkeyPatch, step: str
+    server: Server, hub: HubServer, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """Otherwise the admin couldn't accept it again, and a stranger could inherit, or old limits stay in effect."""
     assert set_override(hub) == 200
@@ -831,7 +831,7 @@ def test_nobody_is_verified_from_memory_once_the_admin_wants_to_accept_the_store
 def test_a_request_of_the_last_owner_is_not_carried_out_in_the_name_of_the_next(server: Server) -> None:
     with hub_on(server) as hub:
         bank, clerk = hub.register("bank"), hub.register("clerk")
-        with hub.unfinished(bank, "/api/messages", {"to": "clerk", "body": "pay the last owner"}) as request:
+        with hub.unfinished_post(bank, "/api/messages", {"to": "clerk", "body": "pay the last owner"}) as request:
             lose_and_accept(server, hub)
             clerk = hub.register("clerk")
             assert request.finish() == 401
@@ -839,14 +839,14 @@ def test_a_request_of_the_last_owner_is_not_carried_out_in_the_name_of_the_next(
             assert reader.get("/api/mailbox").json() == {"messages": []}
 
 
-def test_there_is_nothing_to_accept_unless_the_store_is_lost(hub: Running) -> None:
+def test_there_is_nothing_to_accept_unless_the_store_is_lost(hub: HubServer) -> None:
     with hub.agent("planner") as planner:
         wait_for(lambda: hub.hub.store_guard._saved[1].agents == 1, "the probe")
         before = hub.hub.store_guard._saved
         assert accept(hub, "drop") == (200, {"accepted": False, "store": "ok", "problems": []})
         assert planner.ask("ping")["type"] == "pong"
         assert hub.hub.store_guard._saved == before
-    with running() as hub:
+    with hub_server() as hub:
         assert accept(hub, "drop") == (200, {"accepted": False, "store": "memory", "problems": []})
         with hub.http(ADMIN) as admin:
             assert admin.get("/api/admin/store").json() == {"store": "memory", "problems": [], "address": ""}
@@ -903,7 +903,7 @@ def test_the_script_of_the_docs_sets_saved_limits_again(server: Server, tmp_path
         assert [admin.get(path).json() for path in (limits, exempt)] == saved
 
 
-def test_a_revocation_counts_on_an_accepted_server_whose_clock_is_behind(server: Server, hub: Running) -> None:
+def test_a_revocation_counts_on_an_accepted_server_whose_clock_is_behind(server: Server, hub: HubServer) -> None:
     """Changes of tokens have times that only go forward, but only within one server's data."""
     with hub.http(ADMIN) as admin:
         hub.register("planner")

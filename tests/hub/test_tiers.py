@@ -8,7 +8,7 @@ from headgate import Policy
 from headgate.hub.app import Hub
 from headgate.hub.monitoring.metrics import exposition
 from tests.support.admin import LIMITS, called, changes, ping
-from tests.support.hub import ADMIN, VIEWER, hub_settings, running
+from tests.support.hub import ADMIN, VIEWER, hub_server, hub_settings
 from tests.support.prometheus import samples, value
 
 BULK = Policy(
@@ -21,7 +21,7 @@ EVERYWHERE = {"light": "120/minute", "normal": "60/minute", "heavy": "10/minute"
 
 
 def test_b1_frames_and_responses_name_a_tier_of_the_policy() -> None:
-    with running(BULK) as hub, hub.agent_and_http("planner") as (wire, client):
+    with hub_server(BULK) as hub, hub.agent_and_http("planner") as (wire, client):
         assert [wire.ask("ping")["type"], wire.ask("ping")["tier"]] == ["pong", "bulk"]
         assert wire.hear()["type"] == "pong"
         denied = wire.ask("ping")
@@ -34,7 +34,7 @@ def test_b1_frames_and_responses_name_a_tier_of_the_policy() -> None:
 
 
 def test_b6_limits_of_a_tier_of_the_policy_are_listed_and_changed_at_once() -> None:
-    with running(BULK) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire:
+    with hub_server(BULK) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire:
         assert admin.get(LIMITS).json()["defaults"] == {"ws": EVERYWHERE, "http": EVERYWHERE}
         assert ping(wire, 3) == ["pong", "pong", "rate_limited"]
         answer = admin.put(f"{LIMITS}/planner", json={"ws": {"bulk": "3/minute"}, "bulk": "9/minute"}).json()
@@ -72,7 +72,7 @@ async def test_b6_an_unknown_tier_is_refused_by_a_text_that_lists_the_tiers(path
 
 
 def test_b7_a_card_shows_the_bucket_of_a_tier_of_the_policy() -> None:
-    with running(BULK) as hub, hub.http(VIEWER) as viewer, hub.agent("planner") as wire:
+    with hub_server(BULK) as hub, hub.http(VIEWER) as viewer, hub.agent("planner") as wire:
         wire.ask("ping")
         wire.ask("session_open", session="s")
         (card,) = viewer.get("/api/dashboard/state").json()["agents"]
@@ -130,7 +130,7 @@ async def test_the_series_of_checks_follow_the_tiers_of_the_policy() -> None:
 
 
 def test_a_reload_adds_a_tier_for_open_connections_and_removes_it() -> None:
-    with running() as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire:
+    with hub_server() as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire:
         hub.call(hub.hub.gate.reload, BULK)
         assert ping(wire, 3) == ["pong", "pong", "rate_limited"]
         admin.put(f"{LIMITS}/planner", json={"bulk": "4/minute"})

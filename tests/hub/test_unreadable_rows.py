@@ -15,7 +15,7 @@ from headgate import Gate, MemoryStore, Policy
 from headgate.gate.changes import exemption, override
 from headgate.hub.agents.registry import Grant
 from tests.support.account_alerts import settled, shown, spend
-from tests.support.hub import ADMIN, AgentConnection, Running, running
+from tests.support.hub import ADMIN, AgentConnection, HubServer, hub_server
 
 SIGNAL = {"type": "seen", "entity": "door", "weight": 1, "timestamp": 1}
 NOT_TEXT = "CAST(x'c328' AS TEXT)"
@@ -62,8 +62,8 @@ def damage(path: Path, table: str, columns: list[str], value: str) -> int:
 
 
 @contextmanager
-def persistent(data: Path, **changes: Any) -> Iterator[Running]:
-    with running(Policy(exempt=["planner", "other"]), data=data, **changes) as hub:
+def persistent(data: Path, **changes: Any) -> Iterator[HubServer]:
+    with hub_server(Policy(exempt=["planner", "other"]), data=data, **changes) as hub:
         yield hub
 
 
@@ -121,7 +121,7 @@ def execute(place: Path, *statements: str) -> None:
             db.execute(statement)
 
 
-def use(hub: Running, tokens: dict[str, str]) -> None:
+def use(hub: HubServer, tokens: dict[str, str]) -> None:
     """Read from every table, with every means that there is. Nothing fails, and every answer is JSON."""
     with hub.http(ADMIN) as admin:
         for path in ("agents", "tasks", "rate-limits", "changes"):
@@ -231,7 +231,10 @@ def test_nobody_registers_while_an_agents_name_cannot_be_read(place: Path, token
 def test_a_damaged_name_of_an_agent_stops_no_alert_of_an_account(tmp_path: Path) -> None:
     policy = Policy(accounts={"default": {"agent": {"usd": "10 in all"}}})
     for start in ("first", "again"):
-        with MemoryStore(remember=tmp_path / "limits.db") as store, running(policy, store=store, data=tmp_path) as hub:
+        with (
+            MemoryStore(remember=tmp_path / "limits.db") as store,
+            hub_server(policy, store=store, data=tmp_path) as hub,
+        ):
             if start == "first":
                 hub.register("planner")
                 hub.register("writer")

@@ -17,10 +17,10 @@ from headgate._version import VERSION
 from headgate.hub.monitoring import webhooks as module
 from headgate.hub.monitoring.denials import DeniedAction
 from headgate.hub.monitoring.webhooks import Webhooks
-from tests.support.ports import nobody
+from tests.support.ports import unused_port
 from tests.support.valkey import PATIENCE
 from tests.support.webhook_receiver import Receiver
-from tests.support.webhooks import SECRET, NotingClock, alert, sending, until
+from tests.support.webhooks import SECRET, RecordingClock, alert, started_webhooks, until
 
 pytestmark = pytest.mark.usefixtures("without_proxies", "patient")
 
@@ -36,7 +36,7 @@ def hmac_by_hand(key: bytes, message: bytes) -> str:
 
 
 async def test_b8_the_content_of_a_webhook(receiver: Receiver) -> None:
-    async with sending(receiver.url) as webhooks:
+    async with started_webhooks(receiver.url) as webhooks:
         began = int(time.time())
         denied = (DeniedAction("ws", "ping", "light", 3, 12),)
         new = alert("pläner <b>", times=2, total=12, actions=denied, address="192.0.2.7")
@@ -70,7 +70,7 @@ async def test_b8_the_content_of_a_webhook(receiver: Receiver) -> None:
 
 
 async def test_b8_the_signature_covers_the_time_and_the_body(receiver: Receiver) -> None:
-    async with sending(receiver.url) as webhooks:
+    async with started_webhooks(receiver.url) as webhooks:
         webhooks.send("alert.raised", alert())
         await until(lambda: webhooks.delivered, "it")
     (heard,) = receiver.heard
@@ -85,7 +85,7 @@ async def test_the_docs_show_how_to_verify_a_webhook_and_list_its_fields(receive
     for example in doctest.DocTestParser().get_examples(page)[:2]:
         exec(example.source, surroundings)
     is_genuine = surroundings["is_genuine"]
-    async with sending(receiver.url) as webhooks:
+    async with started_webhooks(receiver.url) as webhooks:
         webhooks.send("alert.raised", alert())
     (heard,) = receiver.heard
     assert is_genuine(SECRET, heard.headers, heard.body)
@@ -104,16 +104,16 @@ async def test_without_a_secret_nothing_is_signed(receiver: Receiver) -> None:
 
 
 async def test_without_receivers_nothing_is_done() -> None:
-    async with sending() as webhooks:
+    async with started_webhooks() as webhooks:
         webhooks.send("alert.raised", alert())
         assert (webhooks.waiting, webhooks.delivered, webhooks.failed, webhooks.dropped) == (0, 0, 0, 0)
 
 
 async def test_a_password_in_the_url_is_sent_and_never_logged(receiver: Receiver, logged: list[Any]) -> None:
     address = receiver.url.removeprefix("http://")
-    with nobody() as port:
+    with unused_port() as port:
         there, nowhere = f"user:a-password@{address}?key=a-key", f"u:a-password@127.0.0.1:{port}/a-key"
-        async with sending(f"http://{there}", f"http://{nowhere}") as webhooks:
+        async with started_webhooks(f"http://{there}", f"http://{nowhere}") as webhooks:
             receiver.answers.append(404)
             webhooks.send("alert.raised", alert())
             await until(lambda: webhooks.failed == 1 and len(logged) == 2, "what is logged of both")
@@ -130,7 +130,7 @@ async def test_a_password_in_the_url_is_sent_and_never_logged(receiver: Receiver
 async def test_b8_a_refused_webhook_is_given_up_and_the_next_is_sent(receiver: Receiver, logged: list[Any]) -> None:
     statuses = [400, 401, 403, 404, 410, 422, 499]
     receiver.answers.extend(statuses)
-    async with sending(receiver.url) as webhooks:
+    async with started_webhooks(receiver.url) as webhooks:
         for number in range(8):
             webhooks.send("alert.raised", alert(str(number)))
         await until(lambda: webhooks.delivered, "the last")
@@ -146,7 +146,7 @@ async def test_b8_a_redirect_is_not_followed(receiver: Receiver, logged: list[An
     statuses = [301, 302, 303, 304, 307, 308]
     with Receiver() as elsewhere:
         receiver.answers.extend([(status, {"Location": elsewhere.url}) for status in statuses])
-        async with sending(receiver.url) as webhooks:
+        async with started_webhooks(receiver.url) as webhooks:
             for _ in statuses:
                 webhooks.send("alert.raised", alert())
             await until(lambda: webhooks.failed == 6, "the refusals")
@@ -161,23 +161,23 @@ async def test_b8_a_redirect_is_not_followed(receiver: Receiver, logged: list[An
 async def test_b8_each_receiver_gets_webhooks_in_order_and_delays_no_other(receiver: Receiver) -> None:
     receiver.answers.extend([receiver.hang])
     agents = [f"agent-{number}" for number in range(20)]
-    clock = NotingClock()
+    clock = RecordingClock()
     with Receiver() as flaky, Receiver() as quick:
         flaky.answers.extend([500, 200, 503])
-        async with sending(receiver.url, flaky.url, quick.url, clock=clock) as webhooks:
+        async with started_webhooks(receiver.url, flaky.url, quick.url, clock=clock) as webhooks:
             for agent in agents:
                 webhooks.send("alert.raised", alert(agent))
             await until(lambda: len(quick.heard) == 20, "those of the quick one")
-            await clock.waited(1)
+            await clock.wait_for_waits(1)
             clock.advance(30)
-            await clock.waited(2)
+            await clock.wait_for_waits(2)
             clock.advance(30)
             await until(lambda: len(flaky.heard) == 22, "those of the flaky one")
             assert len(receiver.heard) == 1
             await until(lambda: webhooks.delivered == 40, "40")
             assert webhooks.waiting == 20
             receiver.let_go.set()
-            await clock.waited(3)  # since there was no answer
+            await clock.wait_for_waits(3)  # since there was no answer
             clock.advance(30)
             await until(lambda: webhooks.delivered == 60, "all")
         assert [agent for _, agent in quick.events] == agents
@@ -190,15 +190,15 @@ async def test_b8_a_full_queue_drops_the_oldest_webhooks(
 ) -> None:
     monkeypatch.setattr(module, "MAX_QUEUED", 3)
     receiver.answers.append(receiver.hang)
-    clock = NotingClock()
-    async with sending(receiver.url, clock=clock) as webhooks:
+    clock = RecordingClock()
+    async with started_webhooks(receiver.url, clock=clock) as webhooks:
         webhooks.send("alert.raised", alert("0"))
         await until(lambda: receiver.heard, "the first")
         for number in range(1, 9):
             webhooks.send("alert.raised", alert(str(number)))
         assert (webhooks.dropped, webhooks.waiting) == (5, 4)
         receiver.let_go.set()
-        await clock.waited(1)
+        await clock.wait_for_waits(1)
         clock.advance(30)
         await until(lambda: webhooks.delivered == 4, "those that are left")
         assert (webhooks.dropped, webhooks.failed, webhooks.waiting) == (5, 0, 0)
@@ -230,7 +230,7 @@ async def test_b8_an_endless_response_is_not_read(receiver: Receiver, head: byte
                 sent[0] += connection.send(b"10000\r\n" + b"x" * 65_536 + b"\r\n")
 
     receiver.answers.append(pours)
-    async with sending(receiver.url) as webhooks:
+    async with started_webhooks(receiver.url) as webhooks:
         webhooks.send("alert.raised", alert("one"))
         webhooks.send("alert.raised", alert("other"))
         await until(lambda: webhooks.delivered == 2, "both")
@@ -250,7 +250,7 @@ async def test_an_unexpected_error_affects_no_other_webhook(
         return headers(self, delivery)
 
     monkeypatch.setattr(module._Receiver, "_headers", once)
-    async with sending(receiver.url) as webhooks:
+    async with started_webhooks(receiver.url) as webhooks:
         webhooks.send("alert.raised", alert("one"))
         webhooks.send("alert.raised", alert("other"))
         await until(lambda: webhooks.delivered, "the other")
@@ -269,21 +269,21 @@ async def test_a_receiver_with_an_untrusted_certificate_gets_nothing(
     url = receiver.url.replace("http:", "https:")
     trusted = tmp_path / "authority.pem"
     authority.cert_pem.write_to_path(str(trusted))
-    clock = NotingClock()
-    async with sending(url, clock=clock) as webhooks:
+    clock = RecordingClock()
+    async with started_webhooks(url, clock=clock) as webhooks:
         webhooks.send("alert.raised", alert())
-        await clock.waited(1)
+        await clock.wait_for_waits(1)
     assert receiver.heard == []
     assert "CERTIFICATE_VERIFY_FAILED" in logged[0]["problem"]
     monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
-    async with sending(url) as webhooks:
+    async with started_webhooks(url) as webhooks:
         webhooks.send("alert.raised", alert())
         await until(lambda: webhooks.delivered, "it, by an authority that the environment names")
 
 
 async def test_a_proxy_from_the_environment_is_used(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{receiver.port}")
-    async with sending("http://alerts.example/path") as webhooks:
+    async with started_webhooks("http://alerts.example/path") as webhooks:
         webhooks.send("alert.raised", alert())
         await until(lambda: webhooks.delivered, "it")
     assert receiver.heard[0].path == "http://alerts.example/path"
@@ -295,7 +295,7 @@ async def test_an_unusable_proxy_is_reported_at_the_start(
 ) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(HeadgateError, match=r"^webhooks: expected proxies and certificates that can be used, got: "):
-        async with sending("http://alerts.example"):
+        async with started_webhooks("http://alerts.example"):
             pass
 
 

@@ -14,10 +14,10 @@ import pytest
 from headgate import ManualClock
 from headgate.hub.monitoring import webhooks as module
 from headgate.hub.monitoring.webhooks import Webhooks
-from tests.support.ports import nobody
+from tests.support.ports import unused_port
 from tests.support.valkey import PATIENCE
 from tests.support.webhook_receiver import Receiver
-from tests.support.webhooks import SECRET, NotingClock, alert, sending, until
+from tests.support.webhooks import SECRET, RecordingClock, alert, started_webhooks, until
 
 TIMEOUT = module._TIMEOUT
 pytestmark = pytest.mark.usefixtures("without_proxies", "patient")
@@ -42,11 +42,11 @@ def drips(connection: socket.socket) -> None:
 async def test_b8_temporary_failures_are_retried(receiver: Receiver, logged: list[Any]) -> None:
     answers: list[Any] = [408, 425, 429, 500, 502, 503, 504, 599, hangs_up, babbles]
     receiver.answers.extend(answers)
-    clock = NotingClock()
-    async with sending(receiver.url, clock=clock) as webhooks:
+    clock = RecordingClock()
+    async with started_webhooks(receiver.url, clock=clock) as webhooks:
         webhooks.send("alert.raised", alert())
         for tries in range(1, len(answers) + 1):
-            await clock.waited(tries)
+            await clock.wait_for_waits(tries)
             assert (webhooks.waiting, webhooks.delivered, webhooks.failed) == (1, 0, 0), answers[tries - 1]
             clock.advance(30)
         await until(lambda: webhooks.delivered, "it")
@@ -55,7 +55,7 @@ async def test_b8_temporary_failures_are_retried(receiver: Receiver, logged: lis
         await until(lambda: webhooks.delivered == 2, "the second")
         receiver.answers.append(500)
         webhooks.send("alert.raised", alert())
-        await clock.waited(len(answers) + 1)
+        await clock.wait_for_waits(len(answers) + 1)
         clock.advance(30)
         await until(lambda: webhooks.delivered == 3, "the third")
     assert len({one.body for one in receiver.heard}) == 1, "the same each time"
@@ -70,8 +70,8 @@ async def test_b8_timeouts_are_retried(receiver: Receiver, monkeypatch: pytest.M
     within = 0.2
     monkeypatch.setattr(module, "_TIMEOUT", within)
     receiver.answers.extend([receiver.hang, drips])
-    clock = NotingClock()
-    async with sending(receiver.url, clock=clock) as webhooks:
+    clock = RecordingClock()
+    async with started_webhooks(receiver.url, clock=clock) as webhooks:
         webhooks.send("alert.raised", alert())
         for tries in range(1, 12):
             await until(lambda tries=tries: webhooks.delivered or len(clock.waits) == tries, "a try")  # type: ignore[misc]
@@ -86,15 +86,15 @@ async def test_b8_timeouts_are_retried(receiver: Receiver, monkeypatch: pytest.M
 
 async def test_retry_delays_double_up_to_thirty_seconds_with_jitter() -> None:
     random.seed(7)
-    clock = NotingClock()
-    with nobody() as port:
-        async with sending(f"http://127.0.0.1:{port}", clock=clock) as webhooks:
+    clock = RecordingClock()
+    with unused_port() as port:
+        async with started_webhooks(f"http://127.0.0.1:{port}", clock=clock) as webhooks:
             webhooks.send("alert.raised", alert())
             for tries in range(1, 9):
-                await clock.waited(tries)
+                await clock.wait_for_waits(tries)
                 clock.advance(clock.waits[-1])
             longest = [1, 2, 4, 8, 16, 30, 30, 30]
-            await clock.waited(9)
+            await clock.wait_for_waits(9)
             pairs = list(zip(clock.waits, longest, strict=False))
             assert all(most / 2 <= wait <= most for wait, most in pairs), pairs
             assert len({wait / most for wait, most in pairs}) == len(pairs), "not all hubs come back at the same time"
@@ -121,13 +121,13 @@ ASKED = [
 async def test_b8_retry_after_is_respected_within_bounds(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     now = int(time.time())
     monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: now))  # or a date would come nearer meanwhile
-    clock = NotingClock()
-    async with sending(receiver.url, clock=clock) as webhooks:
+    clock = RecordingClock()
+    async with started_webhooks(receiver.url, clock=clock) as webhooks:
         for number, (asked, low, high) in enumerate(ASKED, 1):
             date = formatdate(now + float(asked.split()[1]), usegmt=True) if "in " in asked else asked
             receiver.answers.append((429 if number % 2 else 503, {"Retry-After": date}))
             webhooks.send("alert.raised", alert())
-            await clock.waited(number)
+            await clock.wait_for_waits(number)
             assert low <= clock.waits[-1] <= high, asked
             clock.advance(clock.waits[-1])
             await until(lambda number=number: webhooks.delivered == number, "it")  # type: ignore[misc]
@@ -137,13 +137,13 @@ async def test_b8_a_webhook_is_given_up_after_an_hour_and_the_next_is_sent(
     receiver: Receiver, logged: list[Any]
 ) -> None:
     receiver.answers.extend([500, 500, 500])
-    clock = NotingClock()
-    async with sending(receiver.url, clock=clock) as webhooks:
+    clock = RecordingClock()
+    async with started_webhooks(receiver.url, clock=clock) as webhooks:
         webhooks.send("alert.raised", alert("old"))
-        await clock.waited(1)
+        await clock.wait_for_waits(1)
         clock.advance(3599)
         webhooks.send("alert.raised", alert("new"))
-        await clock.waited(2)
+        await clock.wait_for_waits(2)
         assert webhooks.failed == 0
         clock.advance(1)
         if not webhooks.failed:
@@ -160,11 +160,11 @@ async def test_b8_a_webhook_is_given_up_after_an_hour_and_the_next_is_sent(
 
 async def test_b8_stopping_tries_queued_webhooks_once_more(receiver: Receiver, logged: list[Any]) -> None:
     receiver.answers.append(503)
-    clock = NotingClock()
-    async with sending(receiver.url, clock=clock) as webhooks:
+    clock = RecordingClock()
+    async with started_webhooks(receiver.url, clock=clock) as webhooks:
         for number in range(5):
             webhooks.send("alert.raised", alert(str(number)))
-        await clock.waited(1)
+        await clock.wait_for_waits(1)
     assert (webhooks.delivered, webhooks.failed, webhooks.waiting) == (5, 0, 0)
     assert [agent for _, agent in receiver.events] == ["0", "0", "1", "2", "3", "4"]
 
@@ -176,7 +176,7 @@ async def test_b8_stopping_retries_a_webhook_in_flight_once(receiver: Receiver) 
 
     receiver.answers.append(fails)
     began = time.monotonic()
-    async with sending(receiver.url) as webhooks:
+    async with started_webhooks(receiver.url) as webhooks:
         webhooks.send("alert.raised", alert())
         await until(lambda: receiver.heard, "the request")
         webhooks.hurry()
@@ -187,12 +187,12 @@ async def test_b8_stopping_retries_a_webhook_in_flight_once(receiver: Receiver) 
 
 async def test_b8_stopping_does_not_wait_for_an_absent_receiver(logged: list[Any]) -> None:
     began = time.monotonic()
-    clock = NotingClock()
-    with nobody() as port:
-        async with sending(f"http://127.0.0.1:{port}", clock=clock) as webhooks:
+    clock = RecordingClock()
+    with unused_port() as port:
+        async with started_webhooks(f"http://127.0.0.1:{port}", clock=clock) as webhooks:
             for number in range(5):
                 webhooks.send("alert.raised", alert(str(number)))
-            await clock.waited(1)
+            await clock.wait_for_waits(1)
     assert (webhooks.delivered, webhooks.failed, webhooks.waiting) == (0, 5, 0)
     assert (logged[-1]["event"], logged[-1]["many"]) == ("webhooks are given up", 5)
     assert time.monotonic() - began < PATIENCE
@@ -200,7 +200,7 @@ async def test_b8_stopping_does_not_wait_for_an_absent_receiver(logged: list[Any
 
 async def test_b8_stopping_waits_for_a_hanging_receiver_within_bounds(receiver: Receiver, logged: list[Any]) -> None:
     receiver.answers.append(receiver.hang)
-    async with sending(receiver.url, within=0.1) as webhooks:
+    async with started_webhooks(receiver.url, within=0.1) as webhooks:
         webhooks.send("alert.raised", alert())
         webhooks.send("alert.resolved", alert())
         await until(lambda: receiver.heard, "the request")
@@ -227,7 +227,7 @@ async def test_the_time_limit_of_a_stop_starts_when_it_begins(
 
 
 async def test_webhooks_sent_while_stopping_are_delivered(receiver: Receiver) -> None:
-    async with sending(receiver.url) as webhooks:
+    async with started_webhooks(receiver.url) as webhooks:
         webhooks.hurry()
         webhooks.send("alert.raised", alert("late"))
         await until(lambda: webhooks.delivered == 1, "it")

@@ -40,7 +40,7 @@ from headgate.gate.sessions import Session
 from headgate.limits.numbers import LARGEST
 from headgate.stores.base import Ask, Store, Verb
 from headgate.stores.reference import BucketModel, Model, ReferenceKey, WindowModel
-from tests.support.ports import nobody
+from tests.support.ports import unused_port
 from tests.support.redis_store import Unshared
 from tests.support.refusals import refusal
 from tests.support.valkey import PATIENCE, Server
@@ -300,7 +300,7 @@ def opened(server: Server, store: str) -> Iterator[Store]:
         if store == "memory":
             yield MemoryStore(clock=clock)
             return
-        url = f"redis://127.0.0.1:{stack.enter_context(nobody())}" if store.startswith("away") else server.url
+        url = f"redis://127.0.0.1:{stack.enter_context(unused_port())}" if store.startswith("away") else server.url
         options = {"prefix": f"meet-{uuid4().hex}:", "clock": clock, "timeout": PATIENCE, **STORES[store]}
         made = stack.enter_context(Unshared(url, **options))
         if made._flusher is not None:

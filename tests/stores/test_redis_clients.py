@@ -30,7 +30,7 @@ from headgate import (
 )
 from headgate.stores.base import Ask, Verb
 from headgate.stores.redis.startup import PERMISSIONS, check_server
-from tests.support.valkey import PATIENCE, Server, cluster, replicated, wait_for
+from tests.support.valkey import PATIENCE, Server, cluster, replicated_server, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -206,7 +206,7 @@ def test_a_unix_socket(tmp_path: Path) -> None:
 
 def test_sentinel() -> None:
     with (
-        replicated() as (_master, _replica, sentinel),
+        replicated_server() as (_master, _replica, sentinel),
         RedisStore(f"redis+sentinel://127.0.0.1:{sentinel.port}/main") as store,
     ):
         store.verify()

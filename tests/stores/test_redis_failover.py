@@ -12,7 +12,7 @@ from headgate import Limiter
 from headgate.stores.redis import RedisStore
 from tests.support.fault_trial import CAPACITY, HOT, IMPATIENT, LIMIT, WORKERS, trial
 from tests.support.threads import run_together
-from tests.support.valkey import PATIENCE, Server, cluster, is_whole, replicated, wait_for
+from tests.support.valkey import PATIENCE, Server, cluster, is_whole, replicated_server, wait_for
 
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("_leave_nothing_open")]
 
@@ -103,7 +103,7 @@ def owns(client: Any, name: str, slot: int) -> bool:
 def test_a_failover_by_sentinel(kind: str) -> None:
     """Writes that had not reached the replica are lost: more than the capacity may pass, but never twice as much."""
     with (
-        replicated() as (master, replica, sentinel),
+        replicated_server() as (master, replica, sentinel),
         trial(f"redis+sentinel://127.0.0.1:{sentinel.port}/main", kind) as it,
         sentinel.client(decode_responses=True) as client,
     ):
@@ -130,7 +130,7 @@ def is_master(sentinel: Any, server: Server) -> bool:
 def test_after_a_failover_no_connection_goes_to_the_old_master() -> None:
     """Not even one that was idle during it."""
     with (
-        replicated() as (master, replica, sentinel),
+        replicated_server() as (master, replica, sentinel),
         RedisStore(f"redis+sentinel://127.0.0.1:{sentinel.port}/main", timeout=PATIENCE) as store,
         sentinel.client(decode_responses=True) as client,
     ):
@@ -144,7 +144,7 @@ def test_after_a_failover_no_connection_goes_to_the_old_master() -> None:
 @pytest.mark.long
 def test_callers_dont_wait_for_sentinels_that_are_away_too(kind: str) -> None:
     with (
-        replicated() as (master, _, sentinel),
+        replicated_server() as (master, _, sentinel),
         trial(f"redis+sentinel://127.0.0.1:{sentinel.port}/main", kind) as it,
     ):
         with it.load as load:

@@ -19,7 +19,7 @@ from headgate import AllOf, Decision, Limit, Limiter, ManualClock, SlidingWindow
 from headgate.stores.base import Ask, Verb
 from headgate.stores.redis import RedisStore, batching
 from headgate.stores.redis.fallback import CircuitBreaker
-from tests.support.ports import nobody
+from tests.support.ports import unused_port
 from tests.support.redis_store import POLICIES, SLACK, TIMEOUT, ProcessTime
 from tests.support.valkey import PATIENCE, Server, wait_for
 
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.long, pytest.mark.once, pytest.mark.usefixtures("_leav
 @pytest.mark.parametrize("url", ["redis://{}", "redis+cluster://{}", "redis+sentinel://{}/main"])
 async def test_the_failure_policy_decides_if_the_server_was_never_there(url: str, policy: str, kind: str) -> None:
     with (
-        nobody() as port,
+        unused_port() as port,
         RedisStore(url.format(f"127.0.0.1:{port}"), on_failure=policy, timeout=PATIENCE) as store,
     ):
         limiter = Limiter(per_day(2), store=store)
@@ -195,7 +195,7 @@ BURST_41 = TokenBucket(41, 60, 60)
 def alone() -> Iterator[RedisStore]:
     """The store of one of two nodes whose server is away for good."""
     with (
-        nobody() as port,
+        unused_port() as port,
         RedisStore(f"redis://127.0.0.1:{port}", timeout=PATIENCE, nodes=2, clock=ManualClock(start=1000)) as store,
     ):
         yield store
@@ -266,7 +266,7 @@ def test_a_limit_has_one_count_alone_and_among_others(alone: RedisStore) -> None
 def test_a_share_that_cant_be_counted_exactly_is_rounded_down(limit: TokenBucket, nodes: int, wait: int) -> None:
     """No `TokenBucket` can hold it: each token takes whole microseconds instead."""
     with (
-        nobody() as port,
+        unused_port() as port,
         RedisStore(f"redis://127.0.0.1:{port}", timeout=PATIENCE, nodes=nodes, clock=ManualClock(start=1000)) as store,
     ):
         limiter = Limiter(limit, store=store)
@@ -298,7 +298,7 @@ def test_a_reset_that_fails_leaves_the_local_count(verb: Callable[[Any, str], An
     """A program that tries again and again must not lift the limit for as long as the server is away."""
     limit = per_day(2)
     arguments = {"forget": ("", "a", limit), "clear": ("", limit), "reset": ()}
-    with nobody() as port, RedisStore(f"redis://127.0.0.1:{port}", nodes=nodes, timeout=PATIENCE) as store:
+    with unused_port() as port, RedisStore(f"redis://127.0.0.1:{port}", nodes=nodes, timeout=PATIENCE) as store:
         limiter = Limiter(limit, store=store)
         while limiter.check("a"):
             pass
@@ -308,7 +308,7 @@ def test_a_reset_that_fails_leaves_the_local_count(verb: Callable[[Any, str], An
 
 
 async def test_a_window_that_cant_be_reset_keeps_its_local_count() -> None:
-    with nobody() as port:
+    with unused_port() as port:
         async with RedisStore(f"redis://127.0.0.1:{port}", timeout=PATIENCE) as store:
             windows = store.windows()
             await windows.hit("a", 1, 60_000_000)

@@ -4,7 +4,7 @@ from functools import partial
 
 from headgate import Policy
 from tests.support import alerts
-from tests.support.hub import Running
+from tests.support.hub import HubServer
 
 KIND = "account_alerts"
 RAISED, RESOLVED = "account_alert.raised", "account_alert.resolved"
@@ -14,7 +14,7 @@ PAYS = Policy(
 )
 
 
-def spend(hub: Running, usd: str, agent: str = "planner") -> bool:
+def spend(hub: HubServer, usd: str, agent: str = "planner") -> bool:
     """Hold and settle an amount; whether it passed."""
     gate = hub.hub.gate
     hold = gate.hold(agent, {"usd": usd})

@@ -12,7 +12,7 @@ from websockets.sync.client import connect
 
 from headgate.gate.policy import BUILT_IN_TIERS
 from headgate.proto import envelope_pb2 as wire
-from tests.support.hub import ADMIN, AgentConnection, Running
+from tests.support.hub import ADMIN, AgentConnection, HubServer
 from tests.support.valkey import PATIENCE, wait_for
 
 BEHIND_A_PROXY: dict[str, Any] = {"trusted_proxies": ("127.0.0.1",)}
@@ -68,7 +68,7 @@ def hello(connection: AgentConnection, address: str, token: str) -> wire.Envelop
 
 
 @contextmanager
-def relayed(hub: Running, name: str, token: str) -> Iterator[AgentConnection]:
+def relayed(hub: HubServer, name: str, token: str) -> Iterator[AgentConnection]:
     """A connection to the relay that has proved its address."""
     with hub.socket("/relay") as connection:
         assert hello(connection, name, token).type == wire.MESSAGE_TYPE_WELCOME
@@ -76,7 +76,7 @@ def relayed(hub: Running, name: str, token: str) -> Iterator[AgentConnection]:
 
 
 @contextmanager
-def forwarded(hub: Running, address: str) -> Iterator[AgentConnection]:
+def forwarded(hub: HubServer, address: str) -> Iterator[AgentConnection]:
     """A connection through a proxy that names the client's address."""
     headers = {"X-Forwarded-For": address}
     with connect(
@@ -85,7 +85,7 @@ def forwarded(hub: Running, address: str) -> Iterator[AgentConnection]:
         yield AgentConnection(socket)
 
 
-def refusal(hub: Running, path: str = "/ws", address: str = "") -> httpx.Response:
+def refusal(hub: HubServer, path: str = "/ws", address: str = "") -> httpx.Response:
     """The answer to a handshake that the hub doesn't accept."""
     headers = {"X-Forwarded-For": address} if address else {}
     with (
@@ -100,7 +100,7 @@ def refusal(hub: Running, path: str = "/ws", address: str = "") -> httpx.Respons
 
 
 @contextmanager
-def slow_reader(hub: Running, name: str, token: str) -> Iterator[AgentConnection]:
+def slow_reader(hub: HubServer, name: str, token: str) -> Iterator[AgentConnection]:
     """An agent that reads nothing unless the test does, over a socket that holds little."""
     small = socket.socket()
     small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -146,24 +146,24 @@ def flood(wire: AgentConnection, denials: int = 1) -> None:
         denials -= wire.hear()["type"] == "rate_limited"
 
 
-def waiting(hub: Running, agent: str) -> int:
+def waiting(hub: HubServer, agent: str) -> int:
     """How many frames wait until an agent reads."""
     (found,) = hub.hub.presence.sockets_of(agent)
     return hub.call(lambda: found.queued)
 
 
-def use_up(hub: Running, agent: str, tier: str = "light", channel: str = "ws") -> None:
+def use_up(hub: HubServer, agent: str, tier: str = "light", channel: str = "ws") -> None:
     """Take all that is left of an agent's bucket, without a violation."""
     while hub.hub.gate.peek(agent, channel, tier):
         hub.hub.gate.check(agent, channel, tier)
 
 
-def left(hub: Running, agent: str, channel: str = "ws") -> dict[str, int]:
+def left(hub: HubServer, agent: str, channel: str = "ws") -> dict[str, int]:
     """How much an agent has left of each tier."""
     return {tier: hub.hub.gate.peek(agent, channel, tier).remaining for tier in BUILT_IN_TIERS}
 
 
-def metrics(hub: Running) -> dict[str, Any]:
+def metrics(hub: HubServer) -> dict[str, Any]:
     """The hub's metrics."""
     with hub.http(ADMIN) as admin:
         found: dict[str, Any] = admin.get("/api/metrics").json()

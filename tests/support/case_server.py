@@ -22,7 +22,7 @@ from typing import Any
 
 from websockets.http11 import Request
 
-from tests.support.websocket_peer import KINDS, Frames, Peer, listening, serve_until_stdin_ends
+from tests.support.websocket_peer import KINDS, Frames, Peer, serve_until_stdin_ends, websocket_server
 
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "client" / "client_cases.json").read_text())[
     "cases"
@@ -180,7 +180,7 @@ async def case_server(runs: dict[str, ScriptedCase]) -> AsyncIterator[int]:
         else:
             await run.serve(peer, request, KINDS[f"/{kind}"])
 
-    async with listening(serve) as port:
+    async with websocket_server(serve) as port:
         yield port
 
 

@@ -11,7 +11,7 @@ from websockets.sync.client import connect
 
 from tests.support.fuzz_campaign import AGENTS
 from tests.support.hub import VIEWER
-from tests.support.hub_process import ADMIN, ELSEWHERE, RAISED, Program
+from tests.support.hub_process import ADMIN, ELSEWHERE, RAISED, HubProcess
 from tests.support.valkey import PATIENCE
 
 UNLIMITED = f"""{RAISED}
@@ -24,7 +24,7 @@ MOST_MEMORY = 100e6
 
 
 @contextmanager
-def fuzzed(folder: Path, config: str) -> Iterator[tuple[Program, dict[str, str], list[str]]]:
+def fuzzed(folder: Path, config: str) -> Iterator[tuple[HubProcess, dict[str, str], list[str]]]:
     """A hub, its agents, and a list for what is wrong.
 
     In the end nothing is, the hub still works, has grown little, has logged no mistake and no token, and stops.
@@ -33,7 +33,7 @@ def fuzzed(folder: Path, config: str) -> Iterator[tuple[Program, dict[str, str],
     file.write_text(config)
     environment = {"HEADGATE_VIEWER_TOKEN": VIEWER}
     problems: list[str] = []
-    hub = Program(folder / "data", "--config", str(file), "--log-format", "json", environment=environment)
+    hub = HubProcess(folder / "data", "--config", str(file), "--log-format", "json", environment=environment)
     try:
         with hub.http() as client:
             tokens = {name: registered(client, name) for name in (*AGENTS, "victim-1")}
@@ -69,7 +69,7 @@ def registered(client: httpx.Client, name: str) -> str:
     return str(answer.raise_for_status().json()["token"])
 
 
-def works(hub: Program) -> None:
+def works(hub: HubProcess) -> None:
     """A new agent, at another address than those before it, can do what agents do."""
     with hub.http(address=ELSEWHERE) as client:
         health = client.get("/api/health").json()

@@ -14,7 +14,7 @@ import pytest
 from headgate import ManualClock, Policy
 from headgate.client import Denial, HubClient, RelayClient, RelayMessage
 from tests.support.event_loop import run, until
-from tests.support.hub import Running, running
+from tests.support.hub import HubServer, hub_server
 
 T = TypeVar("T")
 
@@ -29,13 +29,13 @@ class Denials(list[tuple[int, Denial]]):
         self.append((self._clock.now(), denial))
 
 
-def relay_client(hub: Running, name: str, token: str | None = None, **options: Any) -> RelayClient:
+def relay_client(hub: HubServer, name: str, token: str | None = None, **options: Any) -> RelayClient:
     """An agent on the relay, registered if it has no token."""
     token = hub.register(name) if token is None else token
     return RelayClient(f"http://{hub}", name, token, **{"clock": hub.clock, "random": Random(name), **options})
 
 
-def hub_client(hub: Running, name: str, token: str | None = None, **options: Any) -> HubClient:
+def hub_client(hub: HubServer, name: str, token: str | None = None, **options: Any) -> HubClient:
     """An agent at `/ws`, registered if it has no token."""
     token = hub.register(name) if token is None else token
     return HubClient(f"http://{hub}", name, token, **{"clock": hub.clock, "random": Random(name), **options})
@@ -58,9 +58,9 @@ class RelayKind:
     """The code that answers a message to nobody."""
 
     @staticmethod
-    def limited() -> AbstractContextManager[Running]:
+    def limited() -> AbstractContextManager[HubServer]:
         """A hub that lets one message pass at a time."""
-        return running(relay_rate_burst="1")
+        return hub_server(relay_rate_burst="1")
 
     @staticmethod
     async def send(client: Any, to: str, body: str, *, wait: bool = True) -> None:
@@ -82,8 +82,8 @@ class HubKind:
     undeliverable = "unknown_agent"
 
     @staticmethod
-    def limited() -> AbstractContextManager[Running]:
-        return running(Policy(limits={"normal": "1/minute"}))
+    def limited() -> AbstractContextManager[HubServer]:
+        return hub_server(Policy(limits={"normal": "1/minute"}))
 
     @staticmethod
     async def send(client: Any, to: str, body: str, *, wait: bool = True) -> None:
@@ -107,7 +107,7 @@ AsyncTest = Callable[..., Coroutine[Any, Any, None]]
 
 def at_hub(policy: Policy | None = None, **settings: Any) -> Callable[[AsyncTest], Callable[..., None]]:
     """Run an async test in a loop of its own, with a hub of these settings as its argument `hub`."""
-    return lambda test: _at(test, lambda _: running(policy, **settings))
+    return lambda test: _at(test, lambda _: hub_server(policy, **settings))
 
 
 def at_limited_hub(test: AsyncTest) -> Callable[..., None]:
@@ -115,7 +115,7 @@ def at_limited_hub(test: AsyncTest) -> Callable[..., None]:
     return _at(test, lambda kind: kind.limited())
 
 
-def _at(test: AsyncTest, start: Callable[[Any], AbstractContextManager[Running]]) -> Callable[..., None]:
+def _at(test: AsyncTest, start: Callable[[Any], AbstractContextManager[HubServer]]) -> Callable[..., None]:
     @wraps(test)
     def with_hub(**arguments: Any) -> None:
         with start(arguments.get("kind")) as hub:
@@ -148,7 +148,9 @@ async def stays(condition: Callable[[], object], turns: int = 60) -> bool:
     return True
 
 
-async def reconnects_when_told(hub: Running, client: RelayClient | HubClient, caplog: pytest.LogCaptureFixture) -> None:
+async def reconnects_when_told(
+    hub: HubServer, client: RelayClient | HubClient, caplog: pytest.LogCaptureFixture
+) -> None:
     """Stop a hub, and check that a client reconnects after the wait that it was told, and not before."""
     await asyncio.to_thread(hub.stop)
     await until(lambda: not client.connected, "the end")

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from headgate import ManualClock, RedisStore
 from tests.support.alerts import compared, offend
-from tests.support.hub import Running, running
+from tests.support.hub import HubServer, hub_server
 from tests.support.valkey import PATIENCE, Server, wait_for
 from tests.support.webhook_receiver import Receiver
 
@@ -22,15 +22,15 @@ class Fleet:
         self.prefix = f"fleet-{uuid4().hex}:"
 
     @contextmanager
-    def hub(self, **settings: Any) -> Iterator[Running]:
+    def hub(self, **settings: Any) -> Iterator[HubServer]:
         with (
             RedisStore(self.server.url, prefix=self.prefix, clock=self.clock, timeout=PATIENCE) as store,
-            running(store=store, webhooks=(self.receiver.url,), shutdown_within=PATIENCE, **settings) as hub,
+            hub_server(store=store, webhooks=(self.receiver.url,), shutdown_within=PATIENCE, **settings) as hub,
         ):
             yield hub
 
     @contextmanager
-    def two_with_an_alert(self) -> Iterator[tuple[Running, Running]]:
+    def two_with_an_alert(self) -> Iterator[tuple[HubServer, HubServer]]:
         """Two hubs that know of the planner's alert, which the first of them has raised."""
         with self.hub() as one, self.hub() as other:
             offend(one)
@@ -46,6 +46,6 @@ class Fleet:
             return {agent: json.loads(text) for agent, text in found.items()}
 
 
-def resolved(*hubs: Running) -> None:
+def resolved(*hubs: HubServer) -> None:
     """Wait until no hub has an open alert."""
     wait_for(lambda: not any(hub.hub.alerts.open for hub in hubs), "the end of the alerts")

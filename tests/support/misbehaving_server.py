@@ -25,7 +25,7 @@ from typing import Any, Final
 from websockets.frames import Opcode
 from websockets.http11 import Request
 
-from tests.support.websocket_peer import KINDS, Frames, Peer, listening, serve_until_stdin_ends
+from tests.support.websocket_peer import KINDS, Frames, Peer, serve_until_stdin_ends, websocket_server
 
 _CLOSE_CODES: Final = (999, 1000, 1001, 1002, 1004, 1006, 1007, 1008, 1011, 1012, 1013, 3000, 4000, 4999, 5000)
 _REASONS: Final = (
@@ -301,7 +301,7 @@ async def misbehaving_server() -> AsyncIterator[int]:
         else:
             await server.serve(peer, request)
 
-    async with listening(serve) as port:
+    async with websocket_server(serve) as port:
         yield port
 
 

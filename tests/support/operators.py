@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 
 import httpx
 
-from tests.support.hub import ADMIN, Running
+from tests.support.hub import ADMIN, HubServer
 
 ADMINS = "/api/admin/admins"
 
@@ -24,7 +24,7 @@ def add(admin: httpx.Client, name: str, role: str = "admin") -> str:
 
 
 @contextmanager
-def operators(hub: Running, *names: str, role: str = "admin") -> Iterator[list[httpx.Client]]:
+def operators(hub: HubServer, *names: str, role: str = "admin") -> Iterator[list[httpx.Client]]:
     """Clients of new operators."""
     with ExitStack() as stack:
         admin = stack.enter_context(hub.http(hub.hub.tokens.created or ADMIN))

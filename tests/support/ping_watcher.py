@@ -13,7 +13,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 
 from tests.support.event_loop import until
-from tests.support.hub_process import ELSEWHERE, Program
+from tests.support.hub_process import ELSEWHERE, HubProcess
 
 NAME = "watcher"
 INTERVAL = 0.02
@@ -62,7 +62,7 @@ async def _first(work: "asyncio.Future[Any]", tasks: list[asyncio.Task[None]]) -
 class PingWatcher:
     """Sends pings at a steady rate, whether or not the ones before are answered, so that a stall delays many."""
 
-    def __init__(self, hub: Program) -> None:
+    def __init__(self, hub: HubProcess) -> None:
         self._hub = hub
         self._token = hub.register(NAME)
         self._pending: dict[int, tuple[float, float]] = {}

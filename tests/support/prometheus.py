@@ -4,7 +4,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.hub import VIEWER, Running
+from tests.support.hub import VIEWER, HubServer
 
 DOCS = Path(__file__).parents[2] / "docs"
 Series = tuple[str, frozenset[tuple[str, str]]]
@@ -21,7 +21,7 @@ def samples(text: str) -> dict[Series, float]:
     return found
 
 
-def scrape(hub: Running) -> dict[Series, float]:
+def scrape(hub: HubServer) -> dict[Series, float]:
     with hub.http(VIEWER) as viewer:
         answer = viewer.get("/metrics")
     assert answer.status_code == 200

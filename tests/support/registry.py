@@ -19,7 +19,7 @@ from tests.support.valkey import PATIENCE
 
 
 @asynccontextmanager
-async def in_redis(url: str, prefix: str, timeout: float = PATIENCE, **options: Any) -> AsyncIterator[Registry]:
+async def redis_registry(url: str, prefix: str, timeout: float = PATIENCE, **options: Any) -> AsyncIterator[Registry]:
     clients = Clients(url, timeout)
     registry = Registry(RedisAgents(clients, RedisGeneration(clients, prefix)), Gate(), **options)
     await registry.start()
@@ -31,7 +31,7 @@ async def in_redis(url: str, prefix: str, timeout: float = PATIENCE, **options: 
 
 
 @asynccontextmanager
-async def in_database(path: Path, **options: Any) -> AsyncIterator[Registry]:
+async def database_registry(path: Path, **options: Any) -> AsyncIterator[Registry]:
     database = Database(path)
     registry = Registry(DatabaseAgents(database), Gate(), **options)
     await registry.start()

@@ -37,7 +37,7 @@ class ScriptedServer:
 
 
 @contextmanager
-def impostor(
+def scripted_server(
     body: Any = None,
     *,
     status: int = 200,

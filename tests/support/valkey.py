@@ -14,7 +14,7 @@ from typing import Self
 
 import redis
 
-from tests.support.ports import held_for_cluster
+from tests.support.ports import reserve_cluster_ports
 
 PATIENCE = 60.0
 """Seconds that a test waits for something that should happen soon: a busy machine may stall for a while."""
@@ -52,7 +52,7 @@ class Server:
     """A server on loopback that can be ended, restarted and held up."""
 
     def __init__(self, *options: str, program: str | None = None) -> None:
-        self._held = held_for_cluster()
+        self._held = reserve_cluster_ports()
         self.port: int = self._held[0].getsockname()[1]
         self.url = f"redis://127.0.0.1:{self.port}"
         self._folder = tempfile.mkdtemp(prefix="headgate-test-")
@@ -144,7 +144,7 @@ def is_whole(node: Server, masters: int) -> bool:
 
 
 @contextmanager
-def replicated() -> Iterator[tuple[Server, Server, Server]]:
+def replicated_server() -> Iterator[tuple[Server, Server, Server]]:
     """A master, its replica, and a Sentinel that watches over them under the name "main"."""
     with ExitStack() as stack:
         master = stack.enter_context(Server("--repl-diskless-sync-delay", "0"))

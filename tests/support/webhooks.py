@@ -13,7 +13,7 @@ from tests.support.valkey import PATIENCE
 SECRET = "a-secret-of-more-than-16-characters"
 
 
-class NotingClock(ManualClock):
+class RecordingClock(ManualClock):
     """Notes for how many seconds somebody wanted to wait."""
 
     def __init__(self) -> None:
@@ -25,13 +25,15 @@ class NotingClock(ManualClock):
             self.waits.append((when - self.now()) / 1_000_000)
         return super().alarm(when, ring)
 
-    async def waited(self, times: int) -> None:
+    async def wait_for_waits(self, times: int) -> None:
         """Let the loop go on until this many waits have begun."""
         await until(lambda: len(self.waits) == times, f"wait {times}")
 
 
 @asynccontextmanager
-async def sending(*urls: str, clock: ManualClock | None = None, within: float = PATIENCE) -> AsyncIterator[Webhooks]:
+async def started_webhooks(
+    *urls: str, clock: ManualClock | None = None, within: float = PATIENCE
+) -> AsyncIterator[Webhooks]:
     webhooks = Webhooks(urls, SECRET, clock or ManualClock(start=1000), within)
     await webhooks.start()
     try:
