@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from headgate import Gate, ManualClock, MemoryStore, Policy, workers
-from tests.support.redis_store import Unshared
+from tests.support.redis_store import StoreWithoutChangeLog
 from tests.support.valkey import PATIENCE, Server
 from tests.support.verbs import Verbs
 from tests.support.wrapped_store import WrappedStore
@@ -95,7 +95,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[Any]:
     clock = ManualClock(start=1000)
     if request.param == "redis":
         server: Server = request.getfixturevalue("redis_server")
-        with Unshared(server.url, prefix=f"test-{uuid4().hex}:", clock=clock, timeout=PATIENCE) as store:
+        with StoreWithoutChangeLog(server.url, prefix=f"test-{uuid4().hex}:", clock=clock, timeout=PATIENCE) as store:
             yield store
     else:
         yield MemoryStore(clock=clock) if request.param == "memory" else WrappedStore(clock=clock)

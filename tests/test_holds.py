@@ -32,7 +32,7 @@ from headgate.stores.hold_ids import HOLD_IDS
 from headgate.stores.hold_terms import HoldTerms
 from headgate.stores.holds import MAX_OPEN_HOLDS
 from headgate.wait_queue import WaitQueues
-from tests.support.event_loop import until
+from tests.support.event_loop import wait_until
 from tests.support.threads import Waiter, run_together
 from tests.support.valkey import wait_for
 
@@ -337,7 +337,7 @@ async def test_a_failure_to_end_a_hold_does_not_hide_the_error_of_its_block(
     with pytest.raises(HoldError, match="settled"), limiter.hold("a", hold_id="two") as hold:
         use_more_than_was_settled(hold)
     task = asyncio.create_task(block("three"))
-    await until(lambda: [one for one in limiter.list_holds("a") if one.id == "three"], "the block")
+    await wait_until(lambda: [one for one in limiter.list_holds("a") if one.id == "three"], "the block")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -735,7 +735,7 @@ async def test_the_async_twins(clock: ManualClock) -> None:
     assert not limiter.peek("a", 98)
     other = await limiter.ahold("a", 5, hold_id="one")
     waiter = asyncio.create_task(waits())
-    await until(lambda: limiter.waiting("a"), "the queue")
+    await wait_until(lambda: limiter.waiting("a"), "the queue")
     assert (await limiter.afind_hold("a", "one")).state == "open"
     assert len(await limiter.alist_holds("a")) == 2
     await other.acancel()

@@ -21,9 +21,9 @@ from headgate import (
     wait_queue,
 )
 from headgate.wait_queue import WaitQueues
-from tests.support.event_loop import until
+from tests.support.event_loop import wait_until
 from tests.support.finalizers import ALLOCATIONS
-from tests.support.finalizers import interrupt as within_finalizers
+from tests.support.finalizers import collect_during as within_finalizers
 from tests.support.interruptions import interrupt
 from tests.support.refusals import refusal
 from tests.support.threads import Waiter
@@ -152,13 +152,13 @@ async def test_aacquire_is_first_come_first_served_and_a_cancelled_task_delays_n
     tasks = []
     for name in "abcde":
         tasks.append(asyncio.create_task(wait(name)))
-        await until(lambda: limiter.waiting("a") == len(tasks), "the queue")
+        await wait_until(lambda: limiter.waiting("a") == len(tasks), "the queue")
     tasks[0].cancel()
     tasks[2].cancel()
-    await until(lambda: limiter.waiting("a") == 3, "the queue")
+    await wait_until(lambda: limiter.waiting("a") == 3, "the queue")
     for left in (2, 1, 0):
         clock.advance(1)
-        await until(lambda left=left: limiter.waiting("a") == left, "the queue")  # type: ignore[misc]
+        await wait_until(lambda left=left: limiter.waiting("a") == left, "the queue")  # type: ignore[misc]
     await asyncio.gather(*tasks, return_exceptions=True)
     assert limiter.peek("a").retry_after == 1.0, "cancelled tasks spend nothing"
     assert served == ["b", "d", "e"]
@@ -168,7 +168,7 @@ async def test_aacquire_times_out_without_blocking_the_loop() -> None:
     limiter, clock = limiter_and_clock()
     limiter.check("a")
     waiting = asyncio.create_task(limiter.aacquire("a", timeout=0.5))
-    await until(lambda: limiter.waiting("a") == 1, "the queue")
+    await wait_until(lambda: limiter.waiting("a") == 1, "the queue")
     clock.advance(0.5)
     assert (await waiting).retry_after == 0.5
 
@@ -185,7 +185,7 @@ async def test_threads_and_tasks_share_one_queue() -> None:
     limiter.check("a")
     first = Waiter(limiter)
     second = asyncio.create_task(limiter.aacquire("a"))
-    await until(lambda: limiter.waiting("a") == 2, "the queue")
+    await wait_until(lambda: limiter.waiting("a") == 2, "the queue")
     clock.advance(1)
     await asyncio.to_thread(first.join, PATIENCE)
     assert limiter.waiting("a") == 1
@@ -201,7 +201,7 @@ def test_a_closed_loop_delays_nobody() -> None:
 
     async def abandoned() -> None:
         asyncio.get_running_loop().create_task(limiter.aacquire("a"))
-        await until(lambda: limiter.waiting("a") == 1, "the queue")
+        await wait_until(lambda: limiter.waiting("a") == 1, "the queue")
 
     asyncio.run(abandoned())
     assert limiter.waiting("a") == 0
@@ -216,7 +216,7 @@ class AbandonedTask:
         self.loop = asyncio.new_event_loop()
         before = limiter.waiting("a")
         self.task = self.loop.create_task(limiter.aacquire("a"))
-        self.loop.run_until_complete(until(lambda: limiter.waiting("a") == before + 1, "the queue"))
+        self.loop.run_until_complete(wait_until(lambda: limiter.waiting("a") == before + 1, "the queue"))
 
     def close_loop(self) -> None:
         self.loop.close()
@@ -282,7 +282,7 @@ async def test_a_timeout_may_be_longer_than_anything_lasts_for_those_behind_othe
     limiter.check("a")
     waiters = [Waiter(limiter, timeout=1e10) for _ in range(2)]
     task = asyncio.create_task(limiter.aacquire("a", timeout=1e10))
-    await until(lambda: limiter.waiting("a") == 3, "the queue")
+    await wait_until(lambda: limiter.waiting("a") == 3, "the queue")
     limiter.refund("a")
     for waiter in waiters:
         assert await asyncio.to_thread(waiter.result)
@@ -295,7 +295,7 @@ async def test_a_wait_may_be_longer_than_anything_lasts() -> None:
     limiter = Limiter("1 per 1000000 years burst 5")
     limiter.check("a", 5)
     waiter, task = Waiter(limiter), asyncio.create_task(limiter.aacquire("a"))
-    await until(lambda: limiter.waiting("a") == 2, "the queue")
+    await wait_until(lambda: limiter.waiting("a") == 2, "the queue")
     limiter.refund("a", 2)
     assert await task
     assert waiter.result()

@@ -3,7 +3,7 @@
 from playwright.sync_api import Page, expect
 
 from headgate import Policy
-from tests.support.agent_connections import ended, ping
+from tests.support.agent_connections import ping, read_close
 from tests.support.browser import Visitors, agent_page, shown_page
 from tests.support.hub import ADMIN, VIEWER, hub_server
 
@@ -79,7 +79,7 @@ def test_b7_a_block_can_have_an_end_and_a_reason_and_its_errors_stand_beside_the
         block = hub.hub.gate.block_of("crawler")
         assert block is not None
         assert (block.until, block.reason) == (2208988800.0 + 36000, "floods the <b>chat</b>")
-        assert ended(crawler) == (1008, "disconnected by an operator")
+        assert read_close(crawler) == (1008, "disconnected by an operator")
 
 
 def test_b7_disconnecting_and_revoking_ask_once_in_place(visitors: Visitors) -> None:
@@ -97,7 +97,7 @@ def test_b7_disconnecting_and_revoking_ask_once_in_place(visitors: Visitors) -> 
         shown.get_by_role("button", name="Disconnect").click()
         confirm.get_by_role("button", name="Disconnect").click()
         expect(shown.locator("#change-done")).to_have_text("1 connection closed.")
-        assert ended(crawler) == (1008, "disconnected by an operator")
+        assert read_close(crawler) == (1008, "disconnected by an operator")
         expect(shown.locator("#no-connections")).to_be_visible()
         shown.get_by_role("button", name="Revoke token").click()
         confirm.get_by_role("button", name="Revoke token").click()

@@ -17,7 +17,7 @@ from headgate.cli import block
 from headgate.cli.agent_page import page_text
 from headgate.gate.changes import session_limit
 from headgate.hub.config_file import ConfigFile
-from tests.support.agent_connections import flood
+from tests.support.agent_connections import ping_until_denied
 from tests.support.cli import Command, StartHub
 from tests.support.hub import ADMIN, VIEWER
 from tests.support.hub_answers import DETAIL
@@ -42,7 +42,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> float:
 
 def test_from_an_alert_to_a_block_it_takes_two_commands(running_hub: StartHub, headgate: Command) -> None:
     with running_hub(FEW) as hub, hub.agent("planner") as planner, hub.http(VIEWER) as viewer:
-        flood(planner, 12)
+        ping_until_denied(planner, 12)
         wait_for(lambda: viewer.get("/api/admin/alerts").json()["open"], "the alert")
         out = headgate("alerts", "--open").printed()
         assert re.search(rf"^{TIME}  planner  open +\d+  ws ping +127\.0\.0\.1$", out, re.MULTILINE)
@@ -80,7 +80,7 @@ def test_resolved_alerts_are_listed_unless_only_open_ones_are_asked_for(
 ) -> None:
     with running_hub(FEW) as hub, hub.agent("planner") as planner:
         assert headgate("alerts") == (0, "no alerts\n", "")
-        flood(planner, 12)
+        ping_until_denied(planner, 12)
         wait_for(lambda: printed_json("alerts")["open"] == 1, "the alert")
         headgate("violations", "reset", "planner")
         wait_for(lambda: printed_json("alerts")["open"] == 0, "its end")
@@ -97,7 +97,7 @@ def test_the_page_of_an_agent_has_everything_about_it(running_hub: StartHub, hea
         planner.ask("session_open", session=1)
         hub.run(hub.hub.scheduler.add("planner", b"{}"))
         wait_for(lambda: hub.hub.scheduler.task_of("planner"), "the task")
-        flood(planner)
+        ping_until_denied(planner)
         out = headgate("agents", "planner").printed()
         task = hub.hub.scheduler.task_of("planner")
         for line in (
@@ -122,7 +122,7 @@ def test_the_page_of_an_agent_counts_denials_and_violations_each_from_one_source
     running_hub: StartHub, headgate: Command, printed_json: Callable[..., Any]
 ) -> None:
     with running_hub(FEW) as hub, hub.agent("planner") as planner:
-        flood(planner, 5)
+        ping_until_denied(planner, 5)
         headgate("violations", "reset", "planner")
         data, out = printed_json("agents", "planner"), headgate("agents", "planner").printed()
         assert sum(one["last_hour"] for one in data["denied_actions"]) == len(data["denials"]) == 5
@@ -136,7 +136,7 @@ def test_the_page_of_an_agent_counts_denials_and_violations_each_from_one_source
 def test_the_page_of_an_agent_says_how_long_it_gets_no_tasks(running_hub: StartHub, headgate: Command) -> None:
     policy = Policy(limits={"light": "2/minute"}, backoff={"steps": [1, 1000], "quiet": 3600})
     with running_hub(policy) as hub, hub.agent("planner") as planner:
-        flood(planner)
+        ping_until_denied(planner)
         planner.ask("ping")
         hub.clock.advance(1)
         out = headgate("agents", "planner")[1]

@@ -13,7 +13,7 @@ from headgate.hub.api.routes import ROUTES
 from headgate.hub.api.routing import Router
 from headgate.hub.app import Hub
 from headgate.hub.config_file import ConfigFile
-from tests.support.agent_connections import flood
+from tests.support.agent_connections import ping_until_denied
 from tests.support.cli import run_command
 from tests.support.command_steps import STEPS, routes_of_commands
 from tests.support.hub import ADMIN, HubServer, hub_settings
@@ -71,7 +71,7 @@ def test_every_command_in_a_process_of_its_own(hub: RecordingHub) -> None:
     hub.register("away")
     with hub.agent("planner") as planner:
         hub.run(hub.hub.messages.create_chat_channel("news", "planner", "all news"))
-        flood(planner, 12)
+        ping_until_denied(planner, 12)
         held = False
         for step in STEPS:
             if step.command == "holds list" and not held:

@@ -35,12 +35,12 @@ SPENT = {"planner": 12, "writer": 13, "half": 5, "low": 4, "most": 8, "[red]x[/r
 @pytest.fixture(scope="module")
 def shared() -> Iterator[HubServer]:
     """A hub that tests only look at."""
-    with at_work() as hub:
+    with busy_hub() as hub:
         yield hub
 
 
 @contextmanager
-def at_work() -> Iterator[HubServer]:
+def busy_hub() -> Iterator[HubServer]:
     """A hub whose agents have asked for something."""
     with capture_logs(), hub_server(POLICY) as hub, hub.agent("half"):
         for agent, times in SPENT.items():
@@ -69,7 +69,7 @@ def head(app: TopApp) -> str:
     return shown.plain
 
 
-async def until(condition: Callable[[], object], pilot: Pilot[Any]) -> None:
+async def wait_until(condition: Callable[[], object], pilot: Pilot[Any]) -> None:
     """Let the view work until something holds."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
@@ -80,20 +80,20 @@ async def until(condition: Callable[[], object], pilot: Pilot[Any]) -> None:
 async def press(pilot: Pilot[Any], *keys: str, then: Callable[[], object]) -> None:
     """Press keys, and let the view work until what comes of them is there: the pilot itself only guesses when it is."""
     await pilot.press(*keys)
-    await until(then, pilot)
+    await wait_until(then, pilot)
 
 
-async def typed(pilot: Pilot[Any], text: str, then: Callable[[], object]) -> None:
+async def type_filter(pilot: Pilot[Any], text: str, then: Callable[[], object]) -> None:
     """Write something behind a slash."""
     await press(pilot, "slash", then=lambda: isinstance(pilot.app.focused, Input))
     await press(pilot, *text, then=then)
 
 
 @asynccontextmanager
-async def playing(app: TopApp) -> AsyncIterator[Pilot[int]]:
+async def running_view(app: TopApp) -> AsyncIterator[Pilot[int]]:
     """Run the view; the block plays on it once there are agents."""
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
-        await until(lambda: table(app), pilot)
+        await wait_until(lambda: table(app), pilot)
         yield pilot
 
 
@@ -102,7 +102,7 @@ async def playing(app: TopApp) -> AsyncIterator[Pilot[int]]:
 
 async def test_b7_each_agent_is_a_row_with_the_bucket_nearest_to_its_limit(shared: HubServer) -> None:
     app = view(shared, VIEWER)
-    async with playing(app):
+    async with running_view(app):
         assert table(app) == [
             ["○", "planner", "██████████ 100%", "0/10", "http light", "2", "2", "2s", ""],
             ["○", "most", "████████░░  80%", "2/10", "http light", "0", "0", "", ""],
@@ -127,7 +127,7 @@ async def test_b7_the_summary_stands_above(shared: HubServer) -> None:
         summary = viewer.get("/api/dashboard/state").json()["summary"]
 
     share = summary["denied_share"]
-    async with playing(app):
+    async with running_view(app):
         assert head(app).splitlines() == [
             f"headgate top http://{shared}  live  7 of 7 agents",
             f"{summary['checks_per_second']:,.1f} checks/s, {share:.1%} denied; 1 exempt; 0 blocked; store: memory",
@@ -145,7 +145,7 @@ async def test_b2_open_alerts_blocked_agents_and_denied_addresses_stand_above() 
         wait_for(lambda: hub.hub.alerts.open, "the alert")
         assert [anybody.get("/api/agents").status_code for _ in range(3)] == [200, 429, 429]
         app = view(hub)
-        async with playing(app):
+        async with running_view(app):
             assert head(app).splitlines()[1:] == [
                 "0.0 checks/s, 0.0% denied; 0 exempt; 1 blocked; store: memory",
                 "10 violations in the last hour: writer 10; open alerts: 1",
@@ -154,15 +154,15 @@ async def test_b2_open_alerts_blocked_agents_and_denied_addresses_stand_above() 
 
 
 async def test_changes_are_shown_live() -> None:
-    with at_work() as hub:
+    with busy_hub() as hub:
         app = view(hub)
-        async with playing(app) as pilot:
+        async with running_view(app) as pilot:
             hub.run(hub.hub.stats.check("newcomer", "http", "light", cost=9))
-            await until(lambda: names(app)[:2] == ["planner", "newcomer"], pilot)
+            await wait_until(lambda: names(app)[:2] == ["planner", "newcomer"], pilot)
             hub.clock.advance(6)
-            await until(lambda: table(app)[0][2] == "█████████░  90%", pilot)
+            await wait_until(lambda: table(app)[0][2] == "█████████░  90%", pilot)
             hub.hub.gate.remove_exemption("monitor")
-            await until(lambda: "monitor" not in names(app), pilot)
+            await wait_until(lambda: "monitor" not in names(app), pilot)
 
 
 async def test_in_a_large_terminal_long_names_have_room_and_in_a_small_one_all_columns(shared: HubServer) -> None:
@@ -173,17 +173,17 @@ async def test_in_a_large_terminal_long_names_have_room_and_in_a_small_one_all_c
     def shown() -> str:
         return next(name for name in names(app) if name.startswith("漢"))
 
-    async with playing(app) as pilot:
+    async with running_view(app) as pilot:
         assert shown() == "漢" * 9 + "…"
-        await until(lambda: re.search(r"writer .* 65% 7/20 +http light +0 +0 +O", screen(app)), pilot)
+        await wait_until(lambda: re.search(r"writer .* 65% 7/20 +http light +0 +0 +O", screen(app)), pilot)
         assert max(map(len, screen(app).splitlines())) <= 80
         await pilot.resize_terminal(200, 50)
-        await until(lambda: shown() == long, pilot)
+        await wait_until(lambda: shown() == long, pilot)
         assert "needs 80 columns" not in head(app)
         await pilot.resize_terminal(79, 24)
-        await until(lambda: "\nneeds 80 columns, not 79\n" in head(app), pilot)
+        await wait_until(lambda: "\nneeds 80 columns, not 79\n" in head(app), pilot)
         await pilot.resize_terminal(20, 5)
-        await until(lambda: len(shown()) < 10, pilot)
+        await wait_until(lambda: len(shown()) < 10, pilot)
 
 
 def screen(app: TopApp) -> str:
@@ -207,7 +207,7 @@ async def test_names_are_shown_escaped(shared: HubServer) -> None:
     summary["denied_addresses"] = [{"address": "\x1b[2J", "purpose": "[red]", "denials": 3, "last_at": 1.0}]
     with scripted_server({"agents": [card], "summary": summary}) as one:
         app = view(one)
-        async with playing(app) as pilot:
+        async with running_view(app) as pilot:
             assert names(app) == ["[b]x\\x1b[2J\\n\\u202e"]
             assert " 11d " in screen(app)
             assert "in the last hour: [b]x\\x1b[2J\\n\\u202e 1; open alerts: 0" in head(app)
@@ -231,7 +231,7 @@ async def test_keys_sort_and_sort_the_other_way_round(shared: HubServer) -> None
     def shows(place: int, title: str) -> bool:
         return titles()[place] == title
 
-    async with playing(app) as pilot:
+    async with running_view(app) as pilot:
         everybody = sorted(names(app))
         last = ["planner", *[name for name in everybody if name != "planner"]]
         assert titles()[2] == "used ▼"
@@ -247,21 +247,21 @@ async def test_keys_sort_and_sort_the_other_way_round(shared: HubServer) -> None
             await press(pilot, key, then=partial(shows, place, f"{title}▲"))
             assert names(app)[-1] == "planner"
         await pilot.click(DataTable, offset=(5, 0))
-        await until(lambda: titles()[1] == "agent ▲", pilot)
+        await wait_until(lambda: titles()[1] == "agent ▲", pilot)
         assert names(app) == everybody
         await pilot.click(DataTable, offset=(0, 0))  # which nothing is sorted by
         assert names(app) == everybody
-        await typed(pilot, "low", then=lambda: names(app) == ["low"])
+        await type_filter(pilot, "low", then=lambda: names(app) == ["low"])
         await press(pilot, "enter", then=lambda: isinstance(app.focused, DataTable))
         await press(pilot, "w", then=lambda: "wait▼" in screen(app))  # drawn anew, though no row has changed
 
 
 async def test_typing_after_a_slash_filters(shared: HubServer) -> None:
     app = view(shared)
-    async with playing(app) as pilot:
+    async with running_view(app) as pilot:
         everybody = names(app)
-        await typed(pilot, "L", then=lambda: names(app) == ["planner", "half", "low"])
-        await until(lambda: f"3 of {len(everybody)} agents" in head(app), pilot)
+        await type_filter(pilot, "L", then=lambda: names(app) == ["planner", "half", "low"])
+        await wait_until(lambda: f"3 of {len(everybody)} agents" in head(app), pilot)
         await press(pilot, "o", then=lambda: names(app) == ["low"])
         await press(pilot, "q", then=lambda: names(app) == [])  # which doesn't quit here
         await press(pilot, "backspace", then=lambda: names(app) == ["low"])
@@ -269,7 +269,7 @@ async def test_typing_after_a_slash_filters(shared: HubServer) -> None:
         await press(pilot, "n", then=lambda: "agent ▲" in screen(app))  # which sorts again
         assert names(app) == ["low"]
         await press(pilot, "escape", then=lambda: sorted(names(app)) == sorted(everybody))
-        await typed(pilot, "[r", then=lambda: names(app) == ["[red]x[/red]"])
+        await type_filter(pilot, "[r", then=lambda: names(app) == ["[red]x[/red]"])
 
 
 async def test_the_cursor_stays_on_its_agent(shared: HubServer) -> None:
@@ -281,13 +281,13 @@ async def test_the_cursor_stays_on_its_agent(shared: HubServer) -> None:
     def wide() -> int:
         return app.query_one(DataTable).ordered_columns[1].width
 
-    async with playing(app) as pilot:
+    async with running_view(app) as pilot:
         await press(pilot, "down", "down", then=lambda: chosen() == "writer")
         await press(pilot, "n", then=lambda: names(app) == sorted(names(app)))
         assert chosen() == "writer"
         before = wide()
         await pilot.resize_terminal(100, 30)
-        await until(lambda: wide() > before, pilot)
+        await wait_until(lambda: wide() > before, pilot)
         assert chosen() == "writer"
         await press(pilot, "u", then=lambda: names(app)[0] == "planner")
         await press(pilot, "home", then=lambda: chosen() == "planner")
@@ -296,9 +296,9 @@ async def test_the_cursor_stays_on_its_agent(shared: HubServer) -> None:
 
 
 async def test_an_agent_is_exempted_and_held_to_its_limits_again_after_a_question() -> None:
-    with at_work() as hub:
+    with busy_hub() as hub:
         app, gate = view(hub), hub.hub.gate
-        async with playing(app) as pilot:
+        async with running_view(app) as pilot:
             question = "Exempt planner from all limits?"
             for no in ("n", "escape"):
                 await press(pilot, "e", then=lambda: question in screen(app))
@@ -306,41 +306,41 @@ async def test_an_agent_is_exempted_and_held_to_its_limits_again_after_a_questio
                 assert not gate.is_exempt("planner")
             await press(pilot, "e", then=lambda: question in screen(app))
             await press(pilot, "y", then=lambda: gate.is_exempt("planner"))
-            await until(lambda: "planner is exempt" in said(app), pilot)
-            await until(lambda: ["○", "planner", "no limit", "", "", "2", "2", "2s", "E"] in table(app), pilot)
-            await typed(pilot, "planner", then=lambda: names(app) == ["planner"])
+            await wait_until(lambda: "planner is exempt" in said(app), pilot)
+            await wait_until(lambda: ["○", "planner", "no limit", "", "", "2", "2", "2s", "E"] in table(app), pilot)
+            await type_filter(pilot, "planner", then=lambda: names(app) == ["planner"])
             await press(pilot, "enter", then=lambda: isinstance(app.focused, DataTable))
             await press(pilot, "e", then=lambda: "End the exemption of planner?" in screen(app))
             await press(pilot, "y", then=lambda: not gate.is_exempt("planner"))
 
 
 async def test_violations_are_forgotten_after_a_question() -> None:
-    with at_work() as hub:
+    with busy_hub() as hub:
         app, gate = view(hub), hub.hub.gate
-        async with playing(app) as pilot:
+        async with running_view(app) as pilot:
             question = "Reset the violations of planner?"
             await press(pilot, "r", then=lambda: question in screen(app))
             await press(pilot, "n", then=lambda: not isinstance(app.screen, ConfirmScreen))
             assert gate.is_rate_limited("planner")
             await press(pilot, "r", then=lambda: question in screen(app))
             await press(pilot, "y", then=lambda: not gate.is_rate_limited("planner"))
-            await until(lambda: table(app)[0][5:8] == ["0", "0", ""], pilot)
+            await wait_until(lambda: table(app)[0][5:8] == ["0", "0", ""], pilot)
 
 
 async def test_without_agents_the_keys_do_nothing() -> None:
     with capture_logs(), hub_server() as hub:
         app = view(hub)
         async with app.run_test() as pilot:
-            await until(lambda: "0 of 0 agents" in head(app), pilot)
+            await wait_until(lambda: "0 of 0 agents" in head(app), pilot)
             await press(pilot, "e", "r", "down", "n", then=lambda: "agent ▲" in screen(app))
-            await typed(pilot, "a", then=lambda: app.query_one(Input).value == "a")
+            await type_filter(pilot, "a", then=lambda: app.query_one(Input).value == "a")
             await press(pilot, "escape", then=lambda: isinstance(app.focused, DataTable))
             assert not isinstance(app.screen, ConfirmScreen)
 
 
 async def test_a_viewer_is_told_that_the_admin_token_is_needed(shared: HubServer) -> None:
     app = view(shared, VIEWER)
-    async with playing(app) as pilot:
+    async with running_view(app) as pilot:
         await press(pilot, "r", then=lambda: isinstance(app.screen, ConfirmScreen))
         await press(pilot, "y", then=lambda: "this needs the token of the admin" in said(app))
         assert shared.hub.gate.is_rate_limited("planner")
@@ -356,16 +356,16 @@ class CountingApp(TopApp):
 
 
 async def test_a_pause_holds_the_picture() -> None:
-    with at_work() as hub:
+    with busy_hub() as hub:
         app = CountingApp(HubApi(f"http://{hub}", ADMIN, "", timeout=PATIENCE), 0.1)
-        async with playing(app) as pilot:
+        async with running_view(app) as pilot:
             await press(pilot, "p", then=lambda: "paused" in head(app))
             before = table(app)
             hub.run(hub.hub.stats.check("newcomer", "http", "light"))
             with hub.http(ADMIN) as admin:
                 assert "newcomer" in admin.get("/api/dashboard/state").text
             polled = app.polled
-            await until(lambda: app.polled >= polled + 2, pilot)  # one that was asked for before, and one after
+            await wait_until(lambda: app.polled >= polled + 2, pilot)  # one that was asked for before, and one after
             assert table(app) == before
             await press(pilot, "p", then=lambda: "newcomer" in names(app))
             assert "live" in head(app)
@@ -379,18 +379,18 @@ async def test_a_pause_holds_the_picture_while_the_hub_is_away_too(shared: HubSe
         app = view(f"127.0.0.1:{port}")
         async with app.run_test(size=(80, 24)) as pilot:
             with scripted_server(state, port=port):
-                await until(lambda: len(names(app)) == len(state["agents"]), pilot)
+                await wait_until(lambda: len(names(app)) == len(state["agents"]), pilot)
                 await press(pilot, "p", then=lambda: "paused" in head(app))
-            await until(lambda: "showing old data" in head(app), pilot)
+            await wait_until(lambda: "showing old data" in head(app), pilot)
             with scripted_server(fewer, port=port):
-                await until(lambda: "paused" in head(app), pilot)
+                await wait_until(lambda: "paused" in head(app), pilot)
                 assert len(names(app)) == len(state["agents"])
                 await press(pilot, "p", then=lambda: len(names(app)) == 2)
 
 
 async def test_the_help_names_every_key(shared: HubServer) -> None:
     app = view(shared)
-    async with playing(app) as pilot:
+    async with running_view(app) as pilot:
         await press(pilot, "question_mark", then=lambda: "Press any key to close." in screen(app))
         assert isinstance(app.screen, HelpScreen)
         text = screen(app)
@@ -401,7 +401,7 @@ async def test_the_help_names_every_key(shared: HubServer) -> None:
 @pytest.mark.parametrize("key", ["q", "ctrl+c"])
 async def test_quit_keys_end_top(shared: HubServer, key: str) -> None:
     app = view(shared)
-    async with playing(app) as pilot:
+    async with running_view(app) as pilot:
         await pilot.press(key)
         async with asyncio.timeout(PATIENCE):
             while app.return_value is None:  # noqa: ASYNC110 - a view that ends tells nobody
@@ -420,17 +420,17 @@ async def test_a_hub_that_is_away_is_waited_for(shared: HubServer, monkeypatch: 
     with unused_port() as port:
         app = view(f"127.0.0.1:{port}")
         async with app.run_test(size=(80, 24)) as pilot:
-            await until(lambda: "away for 0 s; retrying every second" in head(app), pilot)
+            await wait_until(lambda: "away for 0 s; retrying every second" in head(app), pilot)
             assert "got: Connection refused; is it running?" in head(app)
             assert "showing old data" not in head(app)
             now += 7
-            await until(lambda: "away for 7 s; retrying every second" in head(app), pilot)
+            await wait_until(lambda: "away for 7 s; retrying every second" in head(app), pilot)
             await pilot.press("e", "n")
             for _ in range(2):
                 with scripted_server(state, port=port):
-                    await until(lambda: "live" in head(app), pilot)
+                    await wait_until(lambda: "live" in head(app), pilot)
                     assert len(names(app)) == len(state["agents"])
-                await until(lambda: "showing old data" in head(app), pilot)
+                await wait_until(lambda: "showing old data" in head(app), pilot)
                 assert len(names(app)) == len(state["agents"])
 
 
@@ -465,7 +465,7 @@ async def test_f1_a_key_switches_to_the_accounts_the_worst_first_and_back() -> N
             rows = app.screen.query_one(DataTable)
             return [[cell.plain.strip() for cell in rows.get_row_at(row)] for row in range(rows.row_count)]
 
-        async with playing(app) as pilot:
+        async with running_view(app) as pilot:
             await press(pilot, "a", then=lambda: isinstance(app.screen, AccountsScreen) and len(shown()) == 3)
             assert shown() == [
                 ["acme/search", "usd", "████████░░  75%", "2.5", "10", "never"],
@@ -473,7 +473,7 @@ async def test_f1_a_key_switches_to_the_accounts_the_worst_first_and_back() -> N
                 ["[b]x", "usd", "░░░░░░░░░░   0%", "9", "9", "never"],
             ]
             hub.hub.gate.hold("planner", {"usd": "2.5"})
-            await until(lambda: shown()[0][2:4] == ["██████████ 100%", "0"], pilot)
+            await wait_until(lambda: shown()[0][2:4] == ["██████████ 100%", "0"], pilot)
             await press(pilot, "a", then=lambda: not isinstance(app.screen, AccountsScreen))
             assert names(app) == ["planner"]
 
@@ -486,13 +486,13 @@ async def test_f1_a_resource_has_the_room_that_accounts_leave() -> None:
         async with app.run_test(size=(120, 24)) as pilot:
             await press(pilot, "a", then=lambda: f" requests by {tool} ░" in screen(app))
             await pilot.resize_terminal(60, 24)
-            await until(lambda: "needs 80 columns, not 60" in screen(app), pilot)
-            await until(lambda: re.search(r" requests by a-[a-z-]+… ", screen(app)), pilot)
+            await wait_until(lambda: "needs 80 columns, not 60" in screen(app), pilot)
+            await wait_until(lambda: re.search(r" requests by a-[a-z-]+… ", screen(app)), pilot)
 
 
 async def test_f1_a_viewer_is_told_that_accounts_need_the_admins_token(shared: HubServer) -> None:
     app = view(shared, VIEWER)
-    async with playing(app) as pilot:
+    async with running_view(app) as pilot:
 
         def told() -> bool:
             content = app.screen.query_one("#head", Static).content

@@ -25,20 +25,20 @@ from headgate.client import Disconnected, HubClient, QueueFull, Refused, RelayCl
 from headgate.client.backoff import ReconnectBackoff, asked_wait
 from headgate.hub.sockets.socket import Socket
 from headgate.proto import envelope_pb2 as wire
-from tests.support.event_loop import run, until
+from tests.support.event_loop import run, wait_until
 from tests.support.hub import HubServer, hub_server
 from tests.support.hub_clients import (
     Denials,
     Kind,
     RelayKind,
-    at_hub,
-    at_limited_hub,
+    advance_until_done,
     both_clients,
-    in_time,
-    reconnects_when_told,
+    check_reconnects_when_told,
+    holds_for_turns,
     relay_client,
-    stays,
     take,
+    with_hub,
+    with_limited_hub,
 )
 from tests.support.hub_process import HubProcess
 from tests.support.ports import unused_port
@@ -58,7 +58,7 @@ async def serving(handle: Callable[[ServerConnection], Awaitable[None]]) -> Asyn
 # What the hub refuses -------------------------------------------------------------------------------------------------
 
 
-@at_hub(max_frame=2000)
+@with_hub(max_frame=2000)
 async def test_a_refusal_raises_with_its_code(hub: HubServer) -> None:
     async with relay_client(hub, "alice") as alice, relay_client(hub, "bob") as bob:
         with pytest.raises(Refused, match=r"^unreachable: no connection of this address is open$") as info:
@@ -77,7 +77,7 @@ async def test_a_refusal_raises_with_its_code(hub: HubServer) -> None:
 
 
 @both_clients
-@at_hub()
+@with_hub()
 async def test_b2_a_wrong_token_raises_and_is_not_tried_again(hub: HubServer, kind: Kind) -> None:
     hub.register("alice")
     with pytest.raises(Refused, match=rf"^unauthorized: 'alice' at ws://.*{kind.path}: {kind.wrong_token}"):
@@ -86,23 +86,23 @@ async def test_b2_a_wrong_token_raises_and_is_not_tried_again(hub: HubServer, ki
 
 
 @both_clients
-@at_limited_hub
+@with_limited_hub
 async def test_b2_a_token_that_is_revoked_raises_whatever_waits(hub: HubServer, kind: Kind) -> None:
     async with kind.connect(hub, "alice") as alice:
         await kind.send(alice, "alice", "first")
         await kind.take(alice, 1)
         send = asyncio.create_task(kind.send(alice, "alice", "second"))
         message = asyncio.create_task(anext(alice))
-        await until(lambda: alice.delay, "the denial")
+        await wait_until(lambda: alice.delay, "the denial")
         hub.run(hub.hub.registry.revoke("alice"))
-        await until(lambda: not alice.connected, "the end")
+        await wait_until(lambda: not alice.connected, "the end")
         hub.clock.advance(0.5)
         for task in (send, message):
             with pytest.raises(Refused, match="unauthorized"):
                 await task
         with pytest.raises(Refused, match="unauthorized"):
             await kind.send(alice, "alice", "third")
-        assert await stays(lambda: not alice.connected)
+        assert await holds_for_turns(lambda: not alice.connected)
 
 
 NEW: dict[str, Any] = {"url": "http://hub", "name": "a", "token": "t"}
@@ -188,7 +188,7 @@ def test_a_package_that_is_missing_is_named(missing: str, text: str) -> None:
 
 
 @both_clients
-@at_hub()
+@with_hub()
 async def test_an_address_without_a_hub_raises(hub: HubServer, kind: Kind) -> None:
     with pytest.raises(Refused, match=r"unknown_route: .*there is no such socket; agents connect to /ws"):
         async with kind.client(f"http://{hub}/elsewhere", "alice", "token"):
@@ -196,7 +196,7 @@ async def test_an_address_without_a_hub_raises(hub: HubServer, kind: Kind) -> No
 
 
 @both_clients
-@at_hub()
+@with_hub()
 async def test_the_url_may_name_the_socket_as_the_hub_shows_it(hub: HubServer, kind: Kind) -> None:
     token = hub.register("alice")
     for url in (f"http://{hub}", f"HTTP://{hub}", f"ws://{hub}{kind.path}", f"ws://{hub}{kind.path}/"):
@@ -205,7 +205,7 @@ async def test_the_url_may_name_the_socket_as_the_hub_shows_it(hub: HubServer, k
 
 
 @both_clients
-@at_hub()
+@with_hub()
 async def test_a_redirect_is_not_followed(hub: HubServer, kind: Kind) -> None:
     token = hub.register("alice")
     here = f"HTTP/1.1 302 Found\r\nLocation: ws://{hub}{kind.path}\r\nContent-Length: 0\r\n\r\n"
@@ -247,7 +247,7 @@ def test_tls_needs_a_trusted_hub(kind: Kind, monkeypatch: pytest.MonkeyPatch, tm
 
 async def only_socket(hub: HubServer) -> Socket:
     """The one connection that the hub has, once it has let go of the one before."""
-    await until(lambda: len(hub.hub.presence.sockets) == 1, "that one connection is left")
+    await wait_until(lambda: len(hub.hub.presence.sockets) == 1, "that one connection is left")
     (socket,) = hub.hub.presence.sockets
     return socket
 
@@ -259,7 +259,7 @@ async def again(client: RelayClient, clock: ManualClock) -> None:
         clock.advance(0.05)
         return client.connected
 
-    await until(moved, "the connection")
+    await wait_until(moved, "the connection")
 
 
 @pytest.mark.long
@@ -280,12 +280,14 @@ def test_d5_unanswered_and_new_messages_arrive_after_a_hub_was_killed(tmp_path: 
             found = await take(bob, 10)
             os.kill(hub.pid, signal.SIGSTOP)
             sends = [asyncio.create_task(alice.send("bob", b"%d" % number)) for number in range(10, 30)]
-            await until(lambda: len(alice._outbox.in_flight) == 4, "as many as may be in flight")
-            assert await stays(lambda: not any(send.done() for send in sends))  # handed over, and not answered
+            await wait_until(lambda: len(alice._outbox.in_flight) == 4, "as many as may be in flight")
+            assert await holds_for_turns(
+                lambda: not any(send.done() for send in sends)
+            )  # handed over, and not answered
             assert len(alice._outbox.in_flight) == 4
             sends.pop(1).cancel()  # which is not sent again then
             await asyncio.to_thread(hub.kill)
-            await until(lambda: not alice.connected and not bob.connected, "that they notice")
+            await wait_until(lambda: not alice.connected and not bob.connected, "that they notice")
             sends += [asyncio.create_task(alice.send("bob", b"%d" % number)) for number in range(30, 40)]
             await again_refused(alice, ours)
             await asyncio.to_thread(start)
@@ -299,7 +301,7 @@ def test_d5_unanswered_and_new_messages_arrive_after_a_hub_was_killed(tmp_path: 
     async def again_refused(client: RelayClient, clock: ManualClock) -> None:
         for _ in range(20):
             clock.advance(5)
-            assert await stays(lambda: not client.connected, turns=5)
+            assert await holds_for_turns(lambda: not client.connected, turns=5)
 
     hubs: list[HubProcess] = []
     with unused_port() as port:
@@ -311,16 +313,16 @@ def test_d5_unanswered_and_new_messages_arrive_after_a_hub_was_killed(tmp_path: 
 
 
 @both_clients
-@at_hub()
+@with_hub()
 async def test_a_hub_that_stops_says_when_to_come_back_and_is_believed(
     hub: HubServer, kind: Kind, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with kind.connect(hub, "alice") as alice:
-        await reconnects_when_told(hub, alice, caplog)
+        await check_reconnects_when_told(hub, alice, caplog)
 
 
 @both_clients
-@at_hub(Policy(addresses={"connection": "60/minute"}))
+@with_hub(Policy(addresses={"connection": "60/minute"}))
 async def test_a_connection_that_is_denied_is_tried_again_after_the_wait(
     hub: HubServer, kind: Kind, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -331,14 +333,14 @@ async def test_a_connection_that_is_denied_is_tried_again_after_the_wait(
         while hub.run(check("127.0.0.1", "connection")):
             pass
         hub.run(socket.close(1001, ""))
-        await until(lambda: not alice.connected, "the end")
+        await wait_until(lambda: not alice.connected, "the end")
         hub.clock.advance(0.5)
-        await until(lambda: "HTTP status 429" in caplog.text, "the refusal")
+        await wait_until(lambda: "HTTP status 429" in caplog.text, "the refusal")
         found = re.search(r"HTTP status 429'; trying again in ([\d.]+) s", caplog.text)
         assert found is not None
         assert 2.0 <= float(found[1]) <= 2.2
         hub.clock.advance(2.2)
-        await until(lambda: alice.connected, "the connection")
+        await wait_until(lambda: alice.connected, "the connection")
 
 
 @both_clients
@@ -356,7 +358,7 @@ def test_a_hub_that_is_away_at_first_is_tried_less_and_less_often(kind: Kind, ca
         entering = asyncio.create_task(client.__aenter__())
         caplog.clear()
         for number in range(1, 12):
-            await until(lambda number=number: len(pauses()) == number, "the next attempt")  # type: ignore[misc]
+            await wait_until(lambda number=number: len(pauses()) == number, "the next attempt")  # type: ignore[misc]
             clock.advance(30)
         found = pauses()
         assert 0.2 <= found[0] <= 0.5
@@ -370,7 +372,7 @@ def test_a_hub_that_is_away_at_first_is_tried_less_and_less_often(kind: Kind, ca
 
 
 @both_clients
-@at_hub()
+@with_hub()
 async def test_a_connection_that_was_good_for_something_is_made_again_soon(hub: HubServer, kind: Kind) -> None:
     async with kind.connect(hub, "alice") as alice:
         for _ in range(8):
@@ -378,9 +380,9 @@ async def test_a_connection_that_was_good_for_something_is_made_again_soon(hub: 
                 await kind.send(alice, "nobody", "")
             socket = await only_socket(hub)
             hub.run(socket.close(1001, ""))
-            await until(lambda: not alice.connected, "the end")
+            await wait_until(lambda: not alice.connected, "the end")
             hub.clock.advance(0.5)
-            await until(lambda: alice.connected, "the connection")
+            await wait_until(lambda: alice.connected, "the connection")
 
 
 def test_connections_are_tried_less_and_less_often_and_never_before_the_hub_says() -> None:
@@ -414,7 +416,7 @@ def raising(error: type[Exception]) -> Any:
 
 @both_clients
 @pytest.mark.parametrize("error", [AttributeError, RuntimeError, MemoryError])
-@at_hub()
+@with_hub()
 async def test_d5_an_exception_that_nobody_foresaw_is_a_lost_connection(
     hub: HubServer, kind: Kind, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,7 +424,7 @@ async def test_d5_an_exception_that_nobody_foresaw_is_a_lost_connection(
         with monkeypatch.context() as broken:
             broken.setattr(ClientConnection, "send", failing(error))
             send = asyncio.create_task(kind.send(alice, "bob", "hello"))
-            await until(lambda: not alice.connected, "the end")
+            await wait_until(lambda: not alice.connected, "the end")
         hub.clock.advance(0.5)
         await send
         assert await kind.take(bob, 1) == ["hello"]
@@ -431,7 +433,7 @@ async def test_d5_an_exception_that_nobody_foresaw_is_a_lost_connection(
 @both_clients
 @pytest.mark.parametrize("error", [AttributeError, RuntimeError, MemoryError])
 @pytest.mark.parametrize("moment", ["it reads", "it connects"])
-@at_hub()
+@with_hub()
 async def test_d5_an_exception_that_nobody_foresaw_is_a_lost_connection_whatever_it_interrupts(
     hub: HubServer, kind: Kind, moment: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -448,9 +450,9 @@ async def test_d5_an_exception_that_nobody_foresaw_is_a_lost_connection_whatever
             else:
                 broken.setattr(alice, "_identify", failing(error))
                 entering = asyncio.create_task(alice.__aenter__())
-            await until(lambda: losses, "the loss")
+            await wait_until(lambda: losses, "the loss")
         hub.clock.advance(0.5)
-        await until(lambda: alice.connected, "the connection")
+        await wait_until(lambda: alice.connected, "the connection")
         if entering is not None:
             await entering
         await kind.send(alice, "bob", "hello")
@@ -460,30 +462,30 @@ async def test_d5_an_exception_that_nobody_foresaw_is_a_lost_connection_whatever
 
 
 @both_clients
-@at_limited_hub
+@with_limited_hub
 async def test_d5_a_close_that_is_cancelled_sends_nothing_more(hub: HubServer, kind: Kind) -> None:
     async with kind.connect(hub, "bob") as bob:
         alice = await kind.connect(hub, "alice").__aenter__()
         await kind.send(alice, "bob", "first")
         send = asyncio.create_task(kind.send(alice, "bob", "second"))
-        await until(lambda: alice.delay, "the denial")
+        await wait_until(lambda: alice.delay, "the denial")
         closing = asyncio.create_task(alice.close(within=1000))
-        assert await stays(lambda: not closing.done(), turns=5)
+        assert await holds_for_turns(lambda: not closing.done(), turns=5)
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await closing
         with pytest.raises(Unsent, match="not sent"):
             await asyncio.wait_for(send, PATIENCE)
-        await until(lambda: len(hub.hub.presence.sockets) == 1, "that it is gone")
+        await wait_until(lambda: len(hub.hub.presence.sockets) == 1, "that it is gone")
         hub.clock.advance(600)
         assert await alice.close() == 0
         assert await kind.take(bob, 1) == ["first"]
-        assert await stays(lambda: not bob._inbox._messages)
+        assert await holds_for_turns(lambda: not bob._inbox._messages)
         assert not alice.connected
 
 
 @both_clients
-@at_hub()
+@with_hub()
 async def test_a_close_counts_only_calls_that_were_not_answered(hub: HubServer, kind: Kind) -> None:
     async with kind.connect(hub, "alice") as alice:
         send = asyncio.create_task(kind.send(alice, "alice", "a"))
@@ -497,7 +499,7 @@ async def test_a_close_counts_only_calls_that_were_not_answered(hub: HubServer, 
 
 
 @both_clients
-@at_hub()
+@with_hub()
 async def test_d5_a_refusal_is_raised_anew_by_each_call(hub: HubServer, kind: Kind) -> None:
     hub.register("alice")
     client = kind.connect(hub, "alice", "hg_wrong")
@@ -516,14 +518,14 @@ async def test_d5_a_refusal_is_raised_anew_by_each_call(hub: HubServer, kind: Ki
 
 
 @both_clients
-@at_limited_hub
+@with_limited_hub
 async def test_d5_pending_calls_share_no_traceback(hub: HubServer, kind: Kind) -> None:
     async with kind.connect(hub, "alice") as alice:
         await kind.send(alice, "alice", "first")
         sends = [asyncio.create_task(kind.send(alice, "alice", str(number))) for number in range(20)]
-        await until(lambda: alice.delay, "the denial")
+        await wait_until(lambda: alice.delay, "the denial")
         hub.run(hub.hub.registry.revoke("alice"))
-        await until(lambda: not alice.connected, "the end")
+        await wait_until(lambda: not alice.connected, "the end")
         hub.clock.advance(0.5)
         errors = await asyncio.gather(*sends, return_exceptions=True)
         assert len(set(map(id, errors))) == 20
@@ -541,7 +543,7 @@ async def test_d5_what_was_in_flight_on_a_lost_connection_may_have_arrived(kind:
         client = kind.client(url, "alice", "token", clock=ManualClock())
         await client.__aenter__()
         sends = [asyncio.create_task(kind.send(client, "bob", body)) for body in ("first", "second")]
-        await until(lambda: not client.connected, "the end")
+        await wait_until(lambda: not client.connected, "the end")
         assert await client.close(0) == 2
         errors = await asyncio.gather(*sends, return_exceptions=True)
         assert [isinstance(error, Unsent) and error.maybe for error in errors] == [True, False]
@@ -556,7 +558,7 @@ def test_errors_of_the_clients_pickle() -> None:
 
 
 @both_clients
-@at_hub()
+@with_hub()
 async def test_a_client_is_opened_once(hub: HubServer, kind: Kind) -> None:
     async with kind.connect(hub, "alice") as alice:
         with pytest.raises(HeadgateError, match="expected a new client; this one was opened before"):
@@ -581,7 +583,7 @@ async def test_d5_a_client_of_a_hub_that_reads_nothing_more_can_be_closed() -> N
             sending = [asyncio.create_task(client.send("b", bytes(2**22))) for _ in range(4)]
             written = client._socket
             assert written is not None
-            await until(written.transport.get_write_buffer_size, "a full buffer")
+            await wait_until(written.transport.get_write_buffer_size, "a full buffer")
             async with asyncio.timeout(15):  # after 20 seconds, the keepalive of websockets would end it
                 assert await client.close(0) == 4
             results = await asyncio.gather(*sending, return_exceptions=True)
@@ -600,8 +602,8 @@ async def test_d5_a_message_that_waits_for_room_is_there_after_the_close() -> No
     async with serving(greet) as url:
         client = await HubClient(url, "alice", "token", buffer=1).__aenter__()
         assert (await anext(client))["body"] == 0
-        await until(lambda: client._inbox._messages, "the next one")
-        await stays(lambda: True)
+        await wait_until(lambda: client._inbox._messages, "the next one")
+        await holds_for_turns(lambda: True)
         await client.close()
         assert [message["body"] async for message in client] == [1, 2]
         assert client.dropped == 0
@@ -709,7 +711,7 @@ def test_d5_a_denial_is_logged_as_a_warning_unless_it_is_handled(
         options: dict[str, Any] = {"on_rate_limited": denials} if handled else {}
         async with kind.connect(hub, "alice", in_flight=2, **options) as alice, kind.connect(hub, "bob"):
             sends = [kind.send(alice, "bob", body) for body in ("passes", "is denied")]
-            await in_time(hub.clock, alice, asyncio.gather(*sends))
+            await advance_until_done(hub.clock, alice, asyncio.gather(*sends))
 
     with kind.limited() as hub:
         denials = Denials(hub.clock)

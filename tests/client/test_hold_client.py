@@ -16,7 +16,7 @@ from headgate import HoldError, InvalidInput, ManualClock, Policy, UnknownHold
 from headgate.client import HoldClient, HoldDenied, HubUnavailable, Refused, SyncClientHold, SyncHoldClient
 from headgate.flow import Flow, adrive, drive
 from headgate.gate.accounts import Bound
-from tests.support.event_loop import turns, until
+from tests.support.event_loop import take_turns, wait_until
 from tests.support.hub import ADMIN, HubServer, hub_server
 from tests.support.threads import run_together
 from tests.support.valkey import PATIENCE, wait_for
@@ -523,14 +523,14 @@ async def test_a_hold_that_waits_hangs_up_and_is_cancelled_once_the_hub_has_sure
     hub, clock = SlowHub(), ManualClock(1000)
     async with hub.client(clock) as client:
         task = asyncio.create_task(_hold_for_ever(client, asyncio.Event()))
-        await until(lambda: hub.asked, "the hold")
+        await wait_until(lambda: hub.asked, "the hold")
         task.cancel()
-        await until(lambda: clock._alarms, "the pause")
+        await wait_until(lambda: clock._alarms, "the pause")
         clock.advance(0.499)
-        await turns(20)
+        await take_turns(20)
         assert hub.asked == ["/v1/holds"]
         clock.advance(0.001)
-        await until(lambda: len(hub.asked) == 2, "the cancellation")
+        await wait_until(lambda: len(hub.asked) == 2, "the cancellation")
         assert re.fullmatch("/v1/holds/[0-9a-f]{32}/cancel", hub.asked[1])
 
 
@@ -538,12 +538,12 @@ async def test_a_hold_that_does_not_wait_is_cancelled_after_its_answer() -> None
     hub, clock = SlowHub(), SkippingClock()
     async with hub.client(clock) as client:
         task = asyncio.ensure_future(client.hold({"usd": 1}, hold_id="one"))
-        await until(lambda: hub.asked, "the hold")
+        await wait_until(lambda: hub.asked, "the hold")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await turns(20)
+        await take_turns(20)
         assert hub.asked == ["/v1/holds"]
         hub.answer.set()
-        await until(lambda: len(hub.asked) == 2, "the cancellation")
+        await wait_until(lambda: len(hub.asked) == 2, "the cancellation")
         assert (hub.asked[1], clock.pauses) == ("/v1/holds/one/cancel", [])

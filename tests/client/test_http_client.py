@@ -17,7 +17,7 @@ from headgate import HeadgateError, InvalidInput, ManualClock, parse
 from headgate.client import http
 from headgate.client.http import AsyncObeyingTransport, ObeyingTransport, TooLong, WaitNotice
 from tests.support.asgi_server import app_server
-from tests.support.event_loop import run, until
+from tests.support.event_loop import run, wait_until
 from tests.support.obeying_transports import (
     AsyncCountingTransport,
     Receive,
@@ -124,7 +124,7 @@ def test_requests_wait_first_come_first_served_and_notices_are_sent() -> None:
                 tasks.append(asyncio.create_task(client.get(f"{server}/{number}")))
                 await asyncio.sleep(0)
             for number in range(5):
-                await until(lambda number=number: len(notices) == number + 1, "a wait")  # type: ignore[misc]
+                await wait_until(lambda number=number: len(notices) == number + 1, "a wait")  # type: ignore[misc]
                 if number == 2:
                     tasks[3].cancel()
                 clock.advance(1.999999)
@@ -155,7 +155,7 @@ def test_a_full_queue_is_not_joined() -> None:
         async with patient_async_client(transport) as client:
             await client.get(str(server))
             waiting = [asyncio.create_task(client.get(str(server))) for _ in range(2)]
-            await until(lambda: bool(notices), "a wait")
+            await wait_until(lambda: bool(notices), "a wait")
             with pytest.raises(TooLong, match=f"not sent: 2 requests wait for {server} already; send fewer at once"):
                 await client.get(str(server))
             for task in waiting:
@@ -175,7 +175,7 @@ def test_a_request_cancelled_between_two_tries_leaves_the_queue() -> None:
     async def main() -> None:
         async with patient_async_client(AsyncObeyingTransport(clock=clock, on_wait=notices.append)) as client:
             task = asyncio.create_task(client.get(str(server)))
-            await until(lambda: bool(notices), "a wait")
+            await wait_until(lambda: bool(notices), "a wait")
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -234,9 +234,9 @@ def test_while_an_answer_may_change_it_a_long_wait_is_not_given_up() -> None:
         async with patient_async_client(transport) as client:
             await client.get(f"http://{server}")
             slow = asyncio.create_task(client.get(f"http://{server}/slow"))
-            await until(lambda: arrived.acquire(blocking=False), "a request")
+            await wait_until(lambda: arrived.acquire(blocking=False), "a request")
             other = asyncio.create_task(client.get(f"http://{server}"))
-            await until(lambda: bool(waits), "a wait")
+            await wait_until(lambda: bool(waits), "a wait")
             assert waits[0] > 300
             server.call(go_on.set)
             await slow
@@ -270,7 +270,7 @@ def test_the_first_answer_of_a_new_server_is_awaited_before_more_is_sent() -> No
     async def main() -> None:
         async with patient_async_client(AsyncObeyingTransport(clock=ManualClock())) as client:
             tasks = [asyncio.create_task(client.get(f"http://{server}")) for _ in range(20)]
-            await until(lambda: arrived.acquire(blocking=False), "a request")
+            await wait_until(lambda: arrived.acquire(blocking=False), "a request")
             assert not arrived.acquire(blocking=False)
             server.call(answered.set)
             assert [response.status_code for response in await asyncio.gather(*tasks)] == [200] * 20

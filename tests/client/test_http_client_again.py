@@ -10,7 +10,7 @@ import pytest
 from headgate import HeadgateError, ManualClock
 from headgate.client.http import AsyncObeyingTransport, TooLong, WaitNotice
 from tests.support.asgi_server import app_server
-from tests.support.event_loop import run, until
+from tests.support.event_loop import run, wait_until
 from tests.support.obeying_transports import (
     Headers,
     Receive,
@@ -72,7 +72,7 @@ def test_after_a_broken_connection_nothing_is_sent_again_and_the_next_in_line_go
         lines.append(await reader.readline())
         await reader.readuntil(b"\r\n\r\n")
         if len(lines) == 1:
-            await until(lambda: bool(notices), "a wait")  # somebody waits for the first answer
+            await wait_until(lambda: bool(notices), "a wait")  # somebody waits for the first answer
         else:
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
         writer.close()
@@ -141,12 +141,12 @@ def test_a_request_that_may_wait_no_longer_does_not_queue_again() -> None:
         transport = AsyncObeyingTransport(clock=clock, jitter=0, most_wait=100, on_wait=notices.append)
         async with patient_async_client(transport) as client:
             first = asyncio.create_task(client.get(str(server)))
-            await until(lambda: len(notices) == 1, "a wait")
+            await wait_until(lambda: len(notices) == 1, "a wait")
             second = asyncio.create_task(client.get(str(server)))
             await asyncio.sleep(0)
             clock.advance(60)
             assert (await first).text == "answer 2"
-            await until(lambda: len(notices) > 1 and notices[-1].seconds == 60, "a wait")
+            await wait_until(lambda: len(notices) > 1 and notices[-1].seconds == 60, "a wait")
             clock.advance(60)
             assert (await second).text == "answer 3"
 

@@ -12,7 +12,7 @@ import pytest
 from headgate import Limiter, ManualClock, MemoryStore, RedisStore
 from headgate.edges.asgi import Message, RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.websocket import WebSocketLimits
-from tests.support.event_loop import until
+from tests.support.event_loop import wait_until
 from tests.support.valkey import PATIENCE, Server
 
 pytestmark = pytest.mark.once
@@ -125,7 +125,7 @@ async def test_what_an_outage_let_a_websocket_send_is_not_given_back_to_the_serv
     async with outage(server, "local") as away:
         limits = WebSocketLimits(sent=away.on(away.store), sent_bytes=none_left)
         task = asyncio.ensure_future(RateLimitMiddleware(app, "unlimited", websocket=limits)(WEBSOCKET, receive, send))
-        await until(lambda: none_left.waiting("10.0.0.1"), "the message to wait for its bytes")
+        await wait_until(lambda: none_left.waiting("10.0.0.1"), "the message to wait for its bytes")
         await away.end()
         sending[0].cancel()
         await asyncio.wait(sending)

@@ -12,7 +12,7 @@ from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy
 from headgate.edges import settlement
 from headgate.edges.asgi import Message, RateLimitMiddleware, Receive, Scope, Send
 from headgate.limits.decision import Outcome
-from tests.support.event_loop import run, turns, until
+from tests.support.event_loop import run, take_turns, wait_until
 from tests.support.greeting_app import maybe_async, remaining
 from tests.support.wrapped_store import WrappedStore
 
@@ -127,7 +127,7 @@ async def test_a_settlement_is_carried_out_whenever_it_is_cancelled(limiter: Lim
     app = RateLimitMiddleware(model, limiter, cost=RESERVED, settle=maybe_async(True, tokens))
     task = asyncio.ensure_future(Server().call(app))
     await model.streaming.wait()
-    await turns(count)
+    await take_turns(count)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert charged(limiter) == 2000
@@ -155,7 +155,7 @@ async def test_a_cancelled_request_waits_for_its_settlement_unless_it_is_cancell
     with pytest.raises(asyncio.CancelledError):
         await task
     if insist:
-        await until(lambda: charged(limiter) == 2000, "the settlement")
+        await wait_until(lambda: charged(limiter) == 2000, "the settlement")
     assert charged(limiter) == 2000
 
 
@@ -167,7 +167,7 @@ async def test_a_settlement_outlives_a_scope_that_cancels_again_and_again(limite
         group.start_soon(Server().call, app)
         await model.streaming.wait()
         group.cancel_scope.cancel()
-    await until(lambda: charged(limiter) == 2000, "the settlement")
+    await wait_until(lambda: charged(limiter) == 2000, "the settlement")
 
 
 @pytest.mark.parametrize(

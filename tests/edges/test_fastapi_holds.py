@@ -18,7 +18,7 @@ from headgate.edges.fastapi import RateLimit
 from tests.support.asgi_server import app_server
 from tests.support.greeting_app import http_client
 from tests.support.valkey import PATIENCE, wait_for
-from tests.support.websocket_apps import connected
+from tests.support.websocket_apps import websocket_client
 from tests.support.wrapped_store import WrappedHoldStore
 
 pytestmark = pytest.mark.once
@@ -144,10 +144,10 @@ def test_background_tasks_come_before_the_end_of_a_dependency(slots: Limiter) ->
 def test_a_websocket_has_its_slot_until_its_end(slots: Limiter, last: str) -> None:
     with app_server(Shop(slots).app) as server:
         for _ in range(2):
-            with connected(server, path="/ws") as first, connected(server, path="/ws"):
+            with websocket_client(server, path="/ws") as first, websocket_client(server, path="/ws"):
                 first.send("hello")
                 assert (first.recv(PATIENCE), used(slots)) == ("hello", SLOTS)
-                with pytest.raises(Exception, match="429"), connected(server, path="/ws"):
+                with pytest.raises(Exception, match="429"), websocket_client(server, path="/ws"):
                     pass
                 first.send(last)
                 if last == "crash":

@@ -22,7 +22,7 @@ from headgate.edges.decorator import rate_limited
 from headgate.edges.websocket import WebSocketLimits
 from headgate.edges.wsgi import RateLimitMiddleware as WsgiMiddleware
 from headgate.lease_renewer import RENEWERS
-from tests.support.event_loop import until
+from tests.support.event_loop import wait_until
 from tests.support.obeying_transports import SimulatedClock
 from tests.support.valkey import PATIENCE, wait_for
 from tests.support.wrapped_store import WrappedHoldStore, WrappedStore
@@ -268,7 +268,7 @@ async def test_the_lease_is_renewed_as_long_as_the_request_lives(slots: Limiter,
     request = await Request().begin(before(slots))
     for _ in range(6):
         clock.advance(25)
-        await until(lambda: slots.list_holds(ADDRESS)[0].lease_left > 55, "the renewal")
+        await wait_until(lambda: slots.list_holds(ADDRESS)[0].lease_left > 55, "the renewal")
         assert used(slots) == 1
     renewer = RENEWERS._running[id(slots.store)]
     assert renewer.renews()
@@ -673,7 +673,7 @@ async def test_a_coroutine_has_its_slot_as_long_as_it_runs(slots: Limiter, how: 
         return 5
 
     tasks = [asyncio.ensure_future(work("ann")) for _ in range(SLOTS)]
-    await until(lambda: used(slots, "ann") == SLOTS, "the calls")
+    await wait_until(lambda: used(slots, "ann") == SLOTS, "the calls")
     with pytest.raises(RateLimited):
         await work("ann")
     if how == "is cancelled":
@@ -770,7 +770,7 @@ async def test_a_call_can_wait_for_a_slot(slots: Limiter) -> None:
         await go.wait()
 
     tasks = [asyncio.ensure_future(work("ann", number)) for number in range(4)]
-    await until(lambda: slots.waiting("ann") == 2, "those that wait")
+    await wait_until(lambda: slots.waiting("ann") == 2, "those that wait")
     assert order == [0, 1]
     go.set()
     await asyncio.gather(*tasks)

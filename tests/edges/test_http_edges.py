@@ -14,7 +14,7 @@ from headgate.edges.asgi import RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.wsgi import RateLimitMiddleware as WsgiMiddleware
 from headgate.http import ProblemDetails
 from tests.support.greeting_app import greeting_app, greeting_server, header, maybe_async, memory_limiter, remaining
-from tests.support.http_callers import statuses
+from tests.support.http_callers import get_statuses
 from tests.support.http_edges import (
     AsgiEdge,
     Edge,
@@ -447,7 +447,7 @@ def test_denials_leave_a_connection_as_it_was(edge: type[Edge]) -> None:
 @edges(AsgiEdge, FastapiEdge)
 def test_200_clients_at_once_are_counted_exactly(edge: type[Edge]) -> None:
     with edge(limiter=memory_limiter("60/minute")).serve() as port:
-        assert statuses(200, port) == [200] * 60 + [429] * 140
+        assert get_statuses(200, port) == [200] * 60 + [429] * 140
 
 
 @pytest.mark.long
@@ -458,5 +458,5 @@ def test_200_clients_of_two_nodes_at_once_are_counted_exactly(edge: type[Edge], 
         gate = Gate(Policy(addresses={"limit": "60/minute"}), store=store)
         app = edge(gate=gate) if by == "gate" else edge(limiter=Limiter("60/minute", store=store))
         with app.serve() as one, app.serve() as two:
-            assert statuses(100, one, two) == [200] * 60 + [429] * 140
+            assert get_statuses(100, one, two) == [200] * 60 + [429] * 140
         gate.close()

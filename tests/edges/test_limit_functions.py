@@ -19,7 +19,7 @@ from tests.support.asgi_server import app_server
 from tests.support.greeting_app import greeting_app, greeting_server, header, maybe_async
 from tests.support.http_edges import AsgiEdge, Edge, FastapiEdge, WsgiEdge, client_of, sync_or_async
 from tests.support.valkey import Server, wait_for
-from tests.support.websocket_apps import Echo, connected, denial_frame, exchange
+from tests.support.websocket_apps import Echo, denial_frame, exchange, websocket_client
 
 pytestmark = pytest.mark.once
 
@@ -252,10 +252,10 @@ def test_the_messages_of_each_connection_have_the_limit_that_the_function_return
     limits = WebSocketLimits(received=maybe_async(asynchronous, limit_of_plan), warn=False)
     app = RateLimitMiddleware(Echo(), free, websocket=limits)
     with app_server(app) as server:
-        with connected(server, plan="free") as client:
+        with websocket_client(server, plan="free") as client:
             assert [exchange(client, text) for text in "ab"] == ["a", "b"]
             assert exchange(client, "c") == denial_frame("received", 30_000)
-        with connected(server, plan="pro") as client:
+        with websocket_client(server, plan="pro") as client:
             assert [exchange(client, text) for text in "abcde"] == list("abcde")
             assert exchange(client, "f") == denial_frame("received", 12_000)
 
@@ -265,7 +265,7 @@ def test_a_connect_whose_function_raises_is_not_counted() -> None:
     echo = Echo()
     app = RateLimitMiddleware(echo, limiter, websocket=WebSocketLimits(received=limit_of_plan))
     with app_server(app) as server:
-        with pytest.raises(Exception, match="500"), connected(server):
+        with pytest.raises(Exception, match="500"), websocket_client(server):
             pass
         wait_for(lambda: limiter.peek("127.0.0.1").remaining == 5, "the refund")
     assert echo.began == 0

@@ -20,7 +20,7 @@ from headgate import HeadgateError, Limiter
 from headgate.edges.wsgi import RateLimitMiddleware
 from tests.support.greeting_app import remaining
 from tests.support.gunicorn_app import hello
-from tests.support.http_callers import statuses
+from tests.support.http_callers import get_statuses
 from tests.support.http_edges import client_at
 from tests.support.server_process import server_process
 from tests.support.valkey import Server, wait_for
@@ -401,7 +401,7 @@ def test_an_upload_that_breaks_off_during_the_response_changes_nothing(limiter: 
 
 def test_connections_are_kept_and_clients_counted_exactly_behind_gunicorn() -> None:
     with gunicorn("--threads", "2", "--keep-alive", "600") as port:
-        assert statuses(200, port) == [200] * 60 + [429] * 140
+        assert get_statuses(200, port) == [200] * 60 + [429] * 140
         with client_at(port, limits=httpx.Limits(max_connections=1, keepalive_expiry=None)) as http:
             denied = [http.post("/", content=b"x" * 10_000) for _ in range(3)]
             assert [response.status_code for response in denied] == [429] * 3
@@ -424,4 +424,4 @@ def test_workers_that_share_a_server_count_exactly(redis_server: Server) -> None
 
         with client_at(port, headers={"Connection": "close"}) as http:
             wait_for(both, "both workers")
-        assert statuses(200, port) == [200] * 60 + [429] * 140
+        assert get_statuses(200, port) == [200] * 60 + [429] * 140

@@ -16,7 +16,7 @@ from headgate.errors import StoreAway
 from headgate.events import Alerted, Degraded, Event, PolicyChanged
 from headgate.gate.changes import default, exemption, override
 from headgate.stores.redis.changelog import RedisChangeLog
-from tests.support.agents import use_up
+from tests.support.agents import check_until_denied
 from tests.support.lookups import count_lookups
 from tests.support.valkey import PATIENCE, Server, wait_for
 
@@ -92,7 +92,7 @@ def test_a7_nodes_count_together_and_violations_are_shared(server: Server) -> No
 
 def test_one_alert_for_the_fleet(server: Server) -> None:
     with Nodes(server) as (nodes, one, other):
-        use_up(one, "a", "ws", "heavy")
+        check_until_denied(one, "a", "ws", "heavy")
         for _ in range(10):
             one.check("a", "ws", "heavy")
             other.check("a", "ws", "heavy")

@@ -12,7 +12,7 @@ from headgate import Decision, Gate, InvalidInput, ManualClock, MemoryStore, Out
 from headgate.gate.account_holds import AccountHold
 from headgate.stores.base import Ask
 from headgate.stores.holds import HoldAnswer, HoldTerms
-from tests.support.event_loop import until
+from tests.support.event_loop import wait_until
 from tests.support.valkey import PATIENCE, Server
 
 ACCOUNTS: dict[str, Any] = {
@@ -38,7 +38,7 @@ class Line:
         """A hold that waits."""
         settings = {"session": "one", "timeout": 30, **options}
         waiting = asyncio.ensure_future(self.gate.ahold("planner", {"usd": 5}, **settings))
-        await until(lambda: self.gate._hold_queues.queues, "the hold to wait")
+        await wait_until(lambda: self.gate._hold_queues.queues, "the hold to wait")
         await asyncio.sleep(0)
         return waiting
 
@@ -108,7 +108,7 @@ async def test_f1_a_hold_in_a_thread_is_decided_by_the_rules_of_when_its_turn_co
     line = Line()
     holding = asyncio.to_thread(line.gate.hold, "planner", {}, session="one", timeout=30)
     waiting = asyncio.ensure_future(holding)
-    await until(lambda: line.gate._hold_queues.queues, "the hold to wait")
+    await wait_until(lambda: line.gate._hold_queues.queues, "the hold to wait")
     line.gate.block("planner")
     await line.first.asettle()
     assert (await asyncio.wait_for(waiting, 10)).state == "denied"
@@ -127,7 +127,7 @@ async def slot_order(*agents: str) -> list[str]:
 
     first = gate.hold(agents[0], {})
     waiting = [asyncio.create_task(hold(agent)) for agent in agents]
-    await until(lambda: len(gate._hold_queues.queues) == len(set(agents)), "all to wait")
+    await wait_until(lambda: len(gate._hold_queues.queues) == len(set(agents)), "all to wait")
     await first.asettle()
     await asyncio.wait_for(asyncio.gather(*waiting), 10)
     assert not gate._hold_queues.queues
@@ -174,7 +174,7 @@ async def test_f1_a_hold_that_only_others_keep_waiting_is_no_violation() -> None
     gate = Gate(Policy(accounts={"default": {"agent": {"tokens": "60/minute"}}}), store=MemoryStore(clock=clock))
     gate.hold("planner", {"tokens": 30})
     large = asyncio.ensure_future(gate.ahold("planner", {"tokens": 60}, timeout=20))
-    await until(lambda: gate._hold_queues.queues, "the large one to wait")
+    await wait_until(lambda: gate._hold_queues.queues, "the large one to wait")
     small = asyncio.ensure_future(gate.ahold("planner", {"tokens": 1}, timeout=1))
     await asyncio.sleep(0)
     clock.advance(1)
@@ -206,9 +206,9 @@ async def test_f1_a_hold_whose_turn_never_comes_is_told_of_an_enforced_wait_or_a
     if not blocked:
         assert not gate.hold("planner", {"tokens": 60})
     first = in_line(gate, thread, {"tokens": 60}, timeout=120)
-    await until(lambda: gate._hold_queues.length(LINE) == 1, "the first")
+    await wait_until(lambda: gate._hold_queues.length(LINE) == 1, "the first")
     second = in_line(gate, thread, {"tokens": 1}, timeout=0.1)
-    await until(lambda: gate._hold_queues.length(LINE) == 2, "the second")
+    await wait_until(lambda: gate._hold_queues.length(LINE) == 2, "the second")
     if blocked:
         gate.block("planner")
     clock.advance(0.1)
@@ -229,7 +229,7 @@ async def test_f1_an_id_is_held_once_though_its_agent_moves_while_it_waits(threa
     gate.hold("planner", {})
     options: dict[str, Any] = {"hold_id": "job", "timeout": 30}
     waiting = in_line(gate, thread, {"usd": 5}, **options)
-    await until(lambda: gate._hold_queues.queues, "the hold to wait")
+    await wait_until(lambda: gate._hold_queues.queues, "the hold to wait")
     gate.set_account_limit("acme/-/planner", "slots", "2 in flight")
     assert gate.hold("planner", {"usd": 5}, hold_id="job")  # repeated, and granted first
     gate.set_agent_account("planner", "globex")
@@ -252,10 +252,10 @@ async def test_f1_a_hold_whose_agent_moves_waits_for_its_new_account(thread: boo
     gate.hold("first", {})
     second = gate.hold("second", {})
     waiting = in_line(gate, thread, {}, timeout=10)
-    await until(lambda: "acme" in gate._hold_queues._groups, "the hold to wait")
+    await wait_until(lambda: "acme" in gate._hold_queues._groups, "the hold to wait")
     gate.set_agent_account("planner", "globex")
     clock.advance(LATER)
-    await until(lambda: "globex" in gate._hold_queues._groups, "the hold to wait for the other account")
+    await wait_until(lambda: "globex" in gate._hold_queues._groups, "the hold to wait for the other account")
     assert list(gate._hold_queues._groups) == ["globex", "globex/-/planner"]
     await second.asettle()  # the clock stands still: nothing else could wake it
     assert (await asyncio.wait_for(waiting, 10)).account == "globex/-/planner"
@@ -268,11 +268,11 @@ async def test_f1_a_hold_whose_agent_moves_waits_no_longer_than_its_timeout(thre
     gate = Gate(policy, store=MemoryStore(clock=clock))
     gate.hold("planner", {})
     waiting = in_line(gate, thread, {}, timeout=1)
-    await until(lambda: "acme" in gate._hold_queues._groups, "the hold to wait")
+    await wait_until(lambda: "acme" in gate._hold_queues._groups, "the hold to wait")
     gate.set_agent_account("planner", "globex")
     gate.hold("planner", {})  # its slot there
     clock.advance(LATER)
-    await until(lambda: "globex" in gate._hold_queues._groups, "the hold to wait for the other account")
+    await wait_until(lambda: "globex" in gate._hold_queues._groups, "the hold to wait for the other account")
     clock.advance(1 - 2 * LATER)
     await asyncio.sleep(0.01)
     assert not waiting.done()
@@ -309,8 +309,8 @@ async def test_f1_a_hold_that_a_server_may_have_made_is_given_back_whatever_deni
 ) -> None:
     gate, clock = unanswered
     waiting = in_line(gate, thread, {}, timeout=30)
-    await until(lambda: gate.list_holds("acme"), "the hold")
-    await until(lambda: "acme" in gate._hold_queues._groups, "it to wait")
+    await wait_until(lambda: gate.list_holds("acme"), "the hold")
+    await wait_until(lambda: "acme" in gate._hold_queues._groups, "it to wait")
     if change == "block":
         gate.block("planner")
     else:
@@ -325,7 +325,7 @@ async def test_f1_a_hold_that_a_server_may_have_made_is_given_back_if_its_caller
 ) -> None:
     gate, _ = unanswered
     waiting = in_line(gate, False, {}, timeout=30)
-    await until(lambda: gate.list_holds("acme"), "the hold")
+    await wait_until(lambda: gate.list_holds("acme"), "the hold")
     await asyncio.sleep(0.01)
     waiting.cancel()
     await asyncio.wait((waiting,))
@@ -338,7 +338,7 @@ async def test_f1_a_hold_that_a_server_makes_late_is_given_back_though_it_was_de
     """What it is sent before it hangs may come after what it is sent later, on another connection."""
     gate, clock = unanswered
     waiting = in_line(gate, False, {}, timeout=30)
-    await until(lambda: gate.list_holds("acme"), "the hold")
+    await wait_until(lambda: gate.list_holds("acme"), "the hold")
     (late,) = gate.list_holds("acme")
     gate.find_hold("planner", late.id).cancel()
     gate.store.reset()  # type: ignore[attr-defined]

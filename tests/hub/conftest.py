@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tests.support.hub_fleet import Fleet
+from tests.support.hub_fleet import HubFleet
 from tests.support.log_level import log_level as log_level
 from tests.support.scheduler import SchedulerHarness, open_harness
 from tests.support.valkey import PATIENCE, Server
@@ -61,10 +61,10 @@ def receiver(patient: None) -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def fleet(redis_server: Server, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Fleet:
+def fleet(redis_server: Server, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> HubFleet:
     """Hubs that share a server, and compare their alerts with it all the time."""
     monkeypatch.setattr("headgate.hub.monitoring.alert_base._INTERVAL", 0.02)
-    return Fleet(redis_server, receiver)
+    return HubFleet(redis_server, receiver)
 
 
 @pytest.fixture(params=[False, True], ids=["at once", "later"])

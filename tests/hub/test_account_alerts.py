@@ -19,9 +19,9 @@ from headgate.hub.monitoring.alert_base import encoded
 from headgate.hub.storage.database import DatabaseError
 from headgate.stores.redis.alerts import RedisAlerts
 from tests.support.account_alerts import PAYS, RAISED, RESOLVED, compared, settled, shown, spend
-from tests.support.alerts import settled as agents_settled
+from tests.support.alerts import wait_until_idle as agents_settled
 from tests.support.hub import ADMIN, VIEWER, hub_server
-from tests.support.hub_fleet import Fleet
+from tests.support.hub_fleet import HubFleet
 from tests.support.valkey import wait_for
 from tests.support.webhook_receiver import Receiver
 
@@ -340,7 +340,7 @@ def test_f1_the_docs_list_every_field_and_event() -> None:
 # Several hubs ---------------------------------------------------------------------------------------------------------
 
 
-def test_f1_a_fleet_raises_shows_and_resolves_one_alert(fleet: Fleet) -> None:
+def test_f1_a_fleet_raises_shows_and_resolves_one_alert(fleet: HubFleet) -> None:
     with fleet.hub(policy=PAYS) as one, fleet.hub(policy=PAYS) as other:
         spend(one, "8")
         spend(other, "0.1")
@@ -360,7 +360,7 @@ def test_f1_a_fleet_raises_shows_and_resolves_one_alert(fleet: Fleet) -> None:
         assert fleet.open == {}
 
 
-def test_f1_an_alert_of_a_hub_that_stopped_is_found_and_resolved_by_another(fleet: Fleet) -> None:
+def test_f1_an_alert_of_a_hub_that_stopped_is_found_and_resolved_by_another(fleet: HubFleet) -> None:
     with fleet.hub(policy=PAYS) as one:
         spend(one, "9")
         settled(one)
@@ -374,7 +374,7 @@ def test_f1_an_alert_of_a_hub_that_stopped_is_found_and_resolved_by_another(flee
         assert events(fleet.receiver)[1:] == [(RESOLVED, "acme/search", 0.8)]
 
 
-def test_f1_foreign_data_in_the_server_does_no_harm(fleet: Fleet) -> None:
+def test_f1_foreign_data_in_the_server_does_no_harm(fleet: HubFleet) -> None:
     with fleet.hub(policy=PAYS) as one, fleet.server.client() as client:
         spend(one, "9")
         compared(one)
@@ -395,7 +395,7 @@ def test_f1_foreign_data_in_the_server_does_no_harm(fleet: Fleet) -> None:
 
 
 def test_f1_raised_while_the_server_is_away_it_is_shared_when_it_is_back(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    fleet: HubFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with fleet.hub(policy=PAYS) as one, fleet.hub(policy=PAYS) as other:
         compared(one, other)
@@ -411,7 +411,7 @@ def test_f1_raised_while_the_server_is_away_it_is_shared_when_it_is_back(
 
 
 def test_f1_alerts_that_another_hub_has_resolved_are_not_resolved_one_by_one(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    fleet: HubFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At midnight all hubs resolve the alerts of all daily budgets: who comes too late sees that at the first."""
     monkeypatch.setattr("headgate.hub.monitoring.alert_base._INTERVAL", 3600.0)

@@ -9,7 +9,7 @@ import pytest
 from headgate import Outcome, Policy
 from headgate.hub.app import Hub
 from headgate.hub.config_file import ConfigFile
-from tests.support.admin import FEW, LIMITS, called, ping, use_up
+from tests.support.admin import FEW, LIMITS, direct_client, exhaust_limit, ping
 from tests.support.hub import ADMIN, HubServer, hub_server, hub_settings
 
 # Violations -----------------------------------------------------------------------------------------------------------
@@ -18,8 +18,8 @@ from tests.support.hub import ADMIN, HubServer, hub_server, hub_settings
 def test_violations_are_listed_the_worst_first_and_reset() -> None:
     with hub_server(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("worst") as worst, hub.agent("bad") as bad:
         assert admin.get("/api/admin/violations").json() == {"agents": []}
-        use_up(bad)
-        use_up(worst)
+        exhaust_limit(bad)
+        exhaust_limit(worst)
         assert ping(worst, 2) == ["rate_limited"] * 2
         found = admin.get("/api/admin/violations").json()["agents"]
         assert [(card["agent_id"], card["violations"], card["violations_last_hour"]) for card in found] == [
@@ -131,7 +131,7 @@ def test_a_check_applies_exemptions_shadow_mode_and_overrides() -> None:
     ],
 )  # fmt: skip
 async def test_an_invalid_check_counts_nothing(body: Any, detail: str) -> None:
-    async with Hub(hub_settings()) as hub, called(hub) as admin:
+    async with Hub(hub_settings()) as hub, direct_client(hub) as admin:
         answer = await admin.post("/api/admin/check", json={"agent_id": "planner", "channel": "ws", **body})
         assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": detail})
         assert hub.stats.outcomes() == {"allow": 0, "warn": 0, "deny": 0, "exempt": 0}
@@ -233,7 +233,7 @@ def test_the_admin_lists_all_tasks_and_adds_some() -> None:
 async def test_reload_reads_the_policy_file_again(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limits]\nlight = "2/minute"\n')
-    async with Hub(hub_settings(), Policy.load(file), config=ConfigFile(file)) as hub, called(hub) as admin:
+    async with Hub(hub_settings(), Policy.load(file), config=ConfigFile(file)) as hub, direct_client(hub) as admin:
 
         async def light() -> str:
             limits: str = (await admin.get(LIMITS)).json()["defaults"]["ws"]["light"]

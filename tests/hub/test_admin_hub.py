@@ -13,8 +13,8 @@ from headgate.gate.reload import PolicyWatcher
 from headgate.hub.app import Hub
 from headgate.hub.config_file import ConfigFile
 from headgate.hub.settings import LOG_LEVELS
-from tests.support.admin import LIMITS, called
-from tests.support.agent_connections import ended, relayed
+from tests.support.admin import LIMITS, direct_client
+from tests.support.agent_connections import read_close, relay_connection
 from tests.support.hub import ADMIN, hub_server, hub_settings
 from tests.support.hub_process import hub_process
 from tests.support.valkey import wait_for
@@ -28,11 +28,11 @@ DISCONNECTED = (1008, "disconnected by an operator")
 def test_b6_an_agent_is_disconnected_everywhere_and_may_come_back(logged: list[Any]) -> None:
     with hub_server() as hub, hub.http(ADMIN) as admin:
         token = hub.register("planner")
-        connections = hub.agent("planner", token), hub.agent("planner", token), relayed(hub, "planner", token)
+        connections = hub.agent("planner", token), hub.agent("planner", token), relay_connection(hub, "planner", token)
         with connections[0] as one, connections[1] as two, connections[2] as relay, hub.agent("other") as other:
             answer = admin.post("/api/admin/agents/planner/disconnect")
             assert (answer.status_code, answer.json()) == (200, {"agent_id": "planner", "connections": 3})
-            assert ended(one) == ended(two) == ended(relay) == DISCONNECTED
+            assert read_close(one) == read_close(two) == read_close(relay) == DISCONNECTED
             assert other.ask("ping")["type"] == "pong"
         wait_for(lambda: not hub.hub.presence.is_connected("planner"), "that it has left")
         assert admin.post("/api/admin/agents/planner/disconnect").json()["connections"] == 0
@@ -106,7 +106,7 @@ async def test_a_reload_says_what_waits_for_a_restart(
     file = tmp_path / "headgate.toml"
     file.write_text("[hub]\nport = 1\nmax_tasks = 5\nwebhooks = []\n")
     config = ConfigFile(file, {"host": "::1"})
-    async with Hub(hub_settings(), Policy.load(file), config=config) as hub, called(hub) as admin:
+    async with Hub(hub_settings(), Policy.load(file), config=config) as hub, direct_client(hub) as admin:
 
         async def reload() -> Any:
             answer = await admin.post("/api/admin/reload")

@@ -16,7 +16,7 @@ from headgate.hub.api.routes import ROUTES
 from headgate.hub.app import Hub
 from headgate.hub.config_file import ConfigFile
 from headgate.stores.sqlite import ChangeLogError
-from tests.support.admin import FEW, LIMITS, called, changes, ping, use_up
+from tests.support.admin import FEW, LIMITS, direct_client, exhaust_limit, list_changes, ping
 from tests.support.hub import ADMIN, HubServer, hub_server, hub_settings
 
 EVERYWHERE = {"light": "2/minute", "normal": "60/minute", "heavy": "10/minute"}
@@ -61,8 +61,8 @@ def test_b6_the_limits_are_listed_with_every_override() -> None:
 def test_b6_changed_defaults_apply_at_once_to_open_connections() -> None:
     with hub_server(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire, hub.agent("own") as other:
         assert admin.put(f"{LIMITS}/own", json={"light": "2/minute"}).status_code == 200
-        use_up(wire)
-        use_up(other)
+        exhaust_limit(wire)
+        exhaust_limit(other)
         answer = admin.put(f"{LIMITS}/defaults", json={"light": "5/minute"})
         assert answer.status_code == 200
         assert answer.json()["defaults"] == {channel: {**EVERYWHERE, "light": "5/minute"} for channel in ("ws", "http")}
@@ -77,8 +77,8 @@ def test_b6_changed_defaults_apply_at_once_to_open_connections() -> None:
 
 def test_b6_an_override_applies_at_once_to_open_connections_until_removed() -> None:
     with hub_server(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire, hub.agent("other") as other:
-        use_up(wire)
-        use_up(other)
+        exhaust_limit(wire)
+        exhaust_limit(other)
         answer = admin.put(f"{LIMITS}/planner", json={"light": "4/minute"})
         own = {channel: {"light": "4/minute"} for channel in ("ws", "http")}
         limits = {channel: {**EVERYWHERE, "light": "4/minute"} for channel in ("ws", "http")}
@@ -99,7 +99,7 @@ def test_b6_an_override_applies_at_once_to_open_connections_until_removed() -> N
         assert answer.json() == {**expected, "limits": ordinary, "override": {}}
         assert ping(wire, 3) == ["pong", "pong", "rate_limited"]
         assert admin.delete(f"{LIMITS}/planner").json() == answer.json()
-        assert changes(admin) == [
+        assert list_changes(admin) == [
             "override of 'planner' removed",
             "override of 'planner' for light set to 4/minute",
         ]
@@ -116,8 +116,8 @@ def test_b6_an_exemption_applies_at_once_to_open_connections_until_removed() -> 
     with hub_server(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire, hub.agent("other") as other:
         path = f"{LIMITS}/whitelist"
         assert admin.get(path).json() == {"agents": []}
-        use_up(wire)
-        use_up(other)
+        exhaust_limit(wire)
+        exhaust_limit(other)
         assert admin.post(path, json={"agent_id": "planner"}).json()["agents"] == ["planner"]
         card = admin.get("/api/admin/agents/planner").json()
         assert (card["rate_limited"], card["exempt"], card["usage"]) == (False, True, None)
@@ -133,7 +133,7 @@ def test_b6_an_exemption_applies_at_once_to_open_connections_until_removed() -> 
         assert ping(other, 3) == ["pong", "pong", "rate_limited"]
         assert admin.delete(f"{path}/other").json() == {"agents": ["away"]}
         assert admin.put(path, json={"agents": []}).json()["agents"] == []
-        assert changes(admin) == [
+        assert list_changes(admin) == [
             "exemption of 'away' removed",
             "exemption of 'other' removed",
             "exemption of 'away' set to exempt, exemption of 'other' set to exempt, exemption of 'planner' removed",
@@ -194,7 +194,7 @@ def test_b6_the_change_log_says_who_changed_what_and_when() -> None:
 
 
 async def test_b6_a_put_of_several_limits_is_one_change() -> None:
-    async with Hub(hub_settings()) as hub, called(hub) as admin:
+    async with Hub(hub_settings()) as hub, direct_client(hub) as admin:
         events: list[Event] = []
         hub.gate.subscribe(events.append)
         body = {"light": "5/minute", "ws": {"light": "6/minute", "heavy": "1/minute"}}
@@ -212,7 +212,7 @@ async def test_b6_a_put_of_several_limits_is_one_change() -> None:
 
 @pytest.mark.parametrize("where", ["planner", "defaults"])
 async def test_b6_a_put_that_cannot_be_recorded_changes_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Hub(hub_settings()) as hub, called(hub) as admin:
+    async with Hub(hub_settings()) as hub, direct_client(hub) as admin:
         before = hub.gate.effective
 
         def full(*_: object) -> int:
@@ -263,7 +263,7 @@ SYNTAX = (
     ],
 )  # fmt: skip
 async def test_b6_invalid_limits_change_nothing(where: str, body: Any, detail: str) -> None:
-    async with Hub(hub_settings()) as hub, called(hub) as admin:
+    async with Hub(hub_settings()) as hub, direct_client(hub) as admin:
         answer = await admin.put(f"{LIMITS}/{where}", json=body)
         assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": detail})
         assert (await admin.get("/api/admin/changes")).json() == {"changes": []}
@@ -288,7 +288,7 @@ async def test_b6_invalid_limits_change_nothing(where: str, body: Any, detail: s
     ],
 )  # fmt: skip
 async def test_b6_invalid_agent_names_change_nothing(method: str, path: str, body: Any, detail: str) -> None:
-    async with Hub(hub_settings()) as hub, called(hub) as admin:
+    async with Hub(hub_settings()) as hub, direct_client(hub) as admin:
         answer = await admin.request(method, f"{LIMITS}/{path}", json=body)
         assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": detail})
         assert (await admin.get("/api/admin/changes")).json() == {"changes": []}
@@ -335,7 +335,7 @@ def test_b6_any_name_works_on_every_route(odd_hub: tuple[HubServer, httpx.Client
     answer = admin.post("/api/onboard/register", json={"agent_id": name})
     assert (answer.status_code, answer.json()["agent_id"]) == (201, name)
     with hub.agent(name, answer.json()["token"]) as wire:
-        use_up(wire)
+        exhaust_limit(wire)
         assert ask("GET", "/api/admin/agents/{agent}")["violations"] == 1
         assert ask("DELETE", "/api/admin/violations/{agent}") == {"agent_id": name, "reset": True}
         assert ask("PUT", f"{LIMITS}/{{agent}}", {"light": "4/minute"})["agent_id"] == name
@@ -347,7 +347,7 @@ def test_b6_any_name_works_on_every_route(odd_hub: tuple[HubServer, httpx.Client
         assert added == {"agents": [name], "unregistered": []}
         assert ping(wire, 3) == ["pong"] * 3
         assert ask("DELETE", f"{LIMITS}/whitelist/{{agent}}") == {"agents": []}
-        assert changes(admin)[0] == f"exemption of {name!r} removed"
+        assert list_changes(admin)[0] == f"exemption of {name!r} removed"
         assert ask("PUT", "/api/admin/agents/{agent}/block", {})["blocked"] is True
         assert ping(wire) == ["rate_limited"]
         assert ask("DELETE", "/api/admin/agents/{agent}/block")["blocked"] is False
@@ -408,7 +408,7 @@ def test_b6_changed_defaults_are_taken_back_at_once_and_for_good(tmp_path: Path)
         assert admin.delete(f"{LIMITS}/defaults").json() == with_override
     with hub_server(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin:
         assert admin.get(LIMITS).json() == with_override
-        assert "default for light removed" in changes(admin)
+        assert "default for light removed" in list_changes(admin)
         for wrong in ("hevy", "ws", "%20", "defaults"):
             refused = admin.delete(f"{LIMITS}/defaults/{wrong}")
             assert (refused.status_code, refused.json()["error"]) == (400, "invalid")
@@ -418,7 +418,7 @@ def test_b6_changed_defaults_are_taken_back_at_once_and_for_good(tmp_path: Path)
 async def test_b6_every_value_of_the_policy_tells_where_it_comes_from(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limits]\nlight = "2/minute"\n')
-    async with Hub(hub_settings(), Policy.load(file), config=ConfigFile(file)) as hub, called(hub) as admin:
+    async with Hub(hub_settings(), Policy.load(file), config=ConfigFile(file)) as hub, direct_client(hub) as admin:
 
         async def shown() -> dict[str, Any]:
             found: dict[str, Any] = (await admin.get("/api/admin/policy")).json()

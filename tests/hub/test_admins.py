@@ -17,8 +17,8 @@ from headgate.errors import HeadgateError, StoreAway
 from headgate.hub.agents.operators import Holder
 from tests.support.admin import LIMITS
 from tests.support.hub import ADMIN, VIEWER, AgentConnection, HubServer, hub_server
-from tests.support.hub_fleet import Fleet
-from tests.support.operators import ADMINS, add, operators, refused
+from tests.support.hub_fleet import HubFleet
+from tests.support.operators import ADMINS, add_operator, operators, status_and_error
 from tests.support.valkey import wait_for
 
 LIKE_BUILT_IN = [
@@ -59,7 +59,7 @@ def closed(dashboard: AgentConnection) -> tuple[int, str]:
 
 def test_b6_admins_have_names_and_the_record_names_them(logged: list[Any]) -> None:
     with hub_server() as hub, operators(hub, "ada") as (ada,):
-        grace = add(ada, "grace", "viewer")
+        grace = add_operator(ada, "grace", "viewer")
         ada.put(f"{LIMITS}/planner", json={"light": "7/minute"}).raise_for_status()
         changes = ada.get("/api/admin/changes").json()["changes"]
         assert [(change["what"], change["by"]) for change in changes] == [
@@ -79,7 +79,7 @@ def test_b6_admins_have_names_and_the_record_names_them(logged: list[Any]) -> No
         assert (removed.status_code, removed.json()) == (200, {"name": "grace", "revoked": True})
         with hub.http(grace) as gone:
             assert gone.get("/api/dashboard/state").status_code == 401
-        assert refused(ada.delete(f"{ADMINS}/grace")) == (404, "unknown_agent")
+        assert status_and_error(ada.delete(f"{ADMINS}/grace")) == (404, "unknown_agent")
     told = [(line["what"], line["by"]) for line in logged if line["event"] == "limits changed"]
     assert ("role of 'grace' removed", "ada at 127.0.0.1") in told
     assert grace not in str(logged)
@@ -88,23 +88,25 @@ def test_b6_admins_have_names_and_the_record_names_them(logged: list[Any]) -> No
 def test_b6_an_agent_is_given_a_role_and_loses_it() -> None:
     with hub_server() as hub, hub.http(ADMIN) as admin, hub.http(hub.register("ada")) as ada:
         role = "/api/admin/agents/ada/role"
-        assert refused(ada.get("/api/admin/changes")) == (403, "forbidden")
+        assert status_and_error(ada.get("/api/admin/changes")) == (403, "forbidden")
         assert admin.put(role, json={"role": "viewer"}).json() == {"agent_id": "ada", "role": "viewer"}
         assert ada.get("/api/dashboard/state").status_code == 200
-        assert refused(ada.get("/api/admin/changes")) == (403, "forbidden")
+        assert status_and_error(ada.get("/api/admin/changes")) == (403, "forbidden")
         assert admin.put(role, json={"role": "admin"}).json() == {"agent_id": "ada", "role": "admin"}
         assert ada.get("/api/admin/changes").status_code == ada.get("/api/tasks").status_code == 200
         for _ in range(2):
             assert admin.delete(role).json() == {"agent_id": "ada", "role": ""}
-            assert refused(ada.get("/api/admin/changes")) == (403, "forbidden")
-            assert refused(ada.get("/api/dashboard/state")) == (403, "forbidden")
+            assert status_and_error(ada.get("/api/admin/changes")) == (403, "forbidden")
+            assert status_and_error(ada.get("/api/dashboard/state")) == (403, "forbidden")
         assert ada.get("/api/tasks").status_code == 200  # it is an agent as before
         assert len(admin.get("/api/admin/changes").json()["changes"]) == 3  # what changes nothing is no change
 
 
 def test_b6_an_admin_is_not_limited_and_a_viewer_only_as_an_agent() -> None:
     with hub_server(FEW) as hub, hub.http(ADMIN) as admin:
-        clients = [hub.http(add(admin, name, name.partition(" ")[0])) for name in ("admin of them", "viewer of them")]
+        clients = [
+            hub.http(add_operator(admin, name, name.partition(" ")[0])) for name in ("admin of them", "viewer of them")
+        ]
         with clients[0] as ada, clients[1] as grace:
             for path in ("/api/admin/changes", "/api/tasks", "/api/agents"):
                 assert {ada.get(path).status_code for _ in range(5)} == {200}
@@ -144,7 +146,7 @@ def test_b6_bad_requests_about_operators_change_nothing() -> None:
             ("DELETE", "/api/admin/agents/ada/block", None, (409, "own_account")),
         ]
         for method, path, body, error in expected:
-            assert refused(ada.request(method, path, json=body)) == error, (method, path, body)
+            assert status_and_error(ada.request(method, path, json=body)) == error, (method, path, body)
         assert ada.get("/api/admin/changes").json() == before
         assert hub.run(hub.hub.registry.find("eve")) is None
         wrong = ada.post(ADMINS, json={"name": "eve", "role": "root"}).json()
@@ -156,7 +158,7 @@ def test_b6_nobody_registers_the_name_of_a_built_in_operator(name: str) -> None:
     with hub_server() as hub, hub.http(ADMIN) as admin, hub.http() as stranger:
         for client, path in ((stranger, "/api/onboard/register"), (admin, "/api/admin/agents")):
             answer = client.post(path, json={"agent_id": name})
-            assert refused(answer) == (400, "reserved")
+            assert status_and_error(answer) == (400, "reserved")
             assert answer.json()["detail"] == (
                 f"agent: expected an id that can't pass for admin and viewer, the hub's own, got {name!a}"
             )
@@ -175,7 +177,7 @@ def test_b6_an_agent_that_passes_for_a_built_in_operator_gets_no_role(monkeypatc
         with monkeypatch.context() as before:
             before.setattr("headgate.hub.agents.registry.looks_built_in", lambda _: False)
             hub.register("admın")
-        assert refused(admin.put("/api/admin/agents/admın/role", json={"role": "admin"})) == (400, "reserved")
+        assert status_and_error(admin.put("/api/admin/agents/admın/role", json={"role": "admin"})) == (400, "reserved")
 
 
 # Attacks --------------------------------------------------------------------------------------------------------------
@@ -192,23 +194,26 @@ def test_b6_no_agent_and_no_viewer_gives_itself_a_role() -> None:
                 ("PUT", "/api/admin/agents/planner/block", {}),
                 ("PUT", "/api/admin/log-level", {"level": "error"}),
             ):
-                assert refused(client.request(method, path, json=body)) == (403, "forbidden")
+                assert status_and_error(client.request(method, path, json=body)) == (403, "forbidden")
         assert hub.hub.gate.effective.roles == {"grace": "viewer"}
 
 
 def test_b6_a_role_that_is_left_from_lost_data_is_nobodys() -> None:
     with hub_server() as hub, hub.http(ADMIN) as admin, hub.http() as stranger:
         hub.hub.gate.set_role("ada", "admin")  # as if hub.db was lost, and changes.db was not
-        assert refused(stranger.post("/api/onboard/register", json={"agent_id": "ada"})) == (409, "exists")
-        assert refused(admin.post("/api/admin/agents", json={"agent_id": "ada", "plan": "gold"})) == (400, "invalid")
+        assert status_and_error(stranger.post("/api/onboard/register", json={"agent_id": "ada"})) == (409, "exists")
+        assert status_and_error(admin.post("/api/admin/agents", json={"agent_id": "ada", "plan": "gold"})) == (
+            400,
+            "invalid",
+        )
         assert hub.hub.gate.effective.roles == {"ada": "admin"}, "nothing has come of it"
         token = admin.post("/api/admin/agents", json={"agent_id": "ada"}).json()["token"]
         with hub.http(token) as ada:
-            assert refused(ada.get(ADMINS)) == (403, "forbidden")
+            assert status_and_error(ada.get(ADMINS)) == (403, "forbidden")
         assert hub.hub.gate.effective.roles == {}
-        assert refused(admin.post("/api/admin/agents", json={"agent_id": "ada"})) == (409, "exists")
+        assert status_and_error(admin.post("/api/admin/agents", json={"agent_id": "ada"})) == (409, "exists")
         hub.hub.gate.set_role("ada", "viewer")
-        assert refused(admin.post("/api/admin/agents", json={"agent_id": "ada"})) == (409, "exists")
+        assert status_and_error(admin.post("/api/admin/agents", json={"agent_id": "ada"})) == (409, "exists")
         assert hub.hub.gate.effective.roles == {"ada": "viewer"}  # that of a registered agent stays
         hub.hub.gate.set_role("grace", "admin")
         assert admin.delete(f"{ADMINS}/grace").json() == {"name": "grace", "revoked": False}
@@ -217,7 +222,7 @@ def test_b6_a_role_that_is_left_from_lost_data_is_nobodys() -> None:
 @pytest.mark.parametrize("step", ["role", "token", "admins", "block"])
 def test_b6_rights_end_before_a_request_whose_body_is_on_its_way(step: str) -> None:
     with hub_server() as hub, hub.http(ADMIN) as admin:
-        token = add(admin, "ada")
+        token = add_operator(admin, "ada")
         with hub.unfinished_post(token, ADMINS, {"name": "eve", "role": "admin"}) as request:
             if step == "block":
                 admin.put("/api/admin/agents/ada/block", json={}).raise_for_status()
@@ -232,7 +237,7 @@ def test_b6_the_token_of_the_first_start_ends_for_a_body_on_its_way(tmp_path: Pa
     body = {"name": "eve", "role": "admin"}
     with (
         without_settings(tmp_path) as (hub, admin),
-        hub.http(add(admin, "ada")) as ada,
+        hub.http(add_operator(admin, "ada")) as ada,
         hub.unfinished_post(hub.hub.tokens.created, ADMINS, body) as request,
     ):
         ada.delete(f"{ADMINS}/admin").raise_for_status()
@@ -241,11 +246,11 @@ def test_b6_the_token_of_the_first_start_ends_for_a_body_on_its_way(tmp_path: Pa
 
 def test_b6_a_revoked_operator_has_no_role_with_its_next_token() -> None:
     with hub_server() as hub, hub.http(ADMIN) as admin:
-        add(admin, "ada")
+        add_operator(admin, "ada")
         assert admin.delete("/api/admin/agents/ada/token").json() == {"agent_id": "ada", "revoked": True}
         assert [one["name"] for one in admin.get(ADMINS).json()["admins"]] == ["admin", "viewer"]
         with hub.http(admin.post("/api/admin/agents/ada/token").json()["token"]) as ada:
-            assert refused(ada.get(ADMINS)) == (403, "forbidden")
+            assert status_and_error(ada.get(ADMINS)) == (403, "forbidden")
 
 
 def test_b6_a_rotated_operator_keeps_its_role_with_the_new_token_only() -> None:
@@ -264,8 +269,8 @@ def test_b6_a_dashboard_says_who_is_signed_in() -> None:
             ADMIN: ("admin", True),
             VIEWER: ("viewer", False),
             hub.hub.tokens.link: ("", True),
-            add(admin, "ada"): ("ada", True),
-            add(admin, "grace", "viewer"): ("grace", False),
+            add_operator(admin, "ada"): ("ada", True),
+            add_operator(admin, "grace", "viewer"): ("grace", False),
         }
         for token, (name, may_change) in expected.items():
             with hub.socket("/ws/dashboard") as wire:
@@ -287,8 +292,12 @@ def test_b6_a_dashboard_says_who_is_signed_in() -> None:
 )
 def test_b6_rights_that_end_close_the_dashboard_at_once(method: str, path: str, body: Any, reason: str) -> None:
     with hub_server() as hub, hub.http(ADMIN) as admin:
-        token = add(admin, "ada")
-        with watching(hub, token) as wire, watching(hub, add(admin, "grace")) as other, watching(hub, ADMIN) as own:
+        token = add_operator(admin, "ada")
+        with (
+            watching(hub, token) as wire,
+            watching(hub, add_operator(admin, "grace")) as other,
+            watching(hub, ADMIN) as own,
+        ):
             admin.request(method, path, json=body).raise_for_status()
             assert closed(wire) == (1008, reason)
             for still_open in (other, own):
@@ -301,7 +310,7 @@ def test_b6_rights_that_end_close_the_dashboard_at_once(method: str, path: str, 
 
 def test_b6_a_token_that_is_revoked_while_a_dashboard_opens_opens_none(monkeypatch: pytest.MonkeyPatch) -> None:
     with hub_server() as hub, hub.http(ADMIN) as admin:
-        token, feed = add(admin, "ada"), hub.hub.dashboard
+        token, feed = add_operator(admin, "ada"), hub.hub.dashboard
         attempt = feed._authentication.attempt
 
         async def slow(address: str, token: str, look_up: Callable[[], Any]) -> Any:
@@ -322,8 +331,8 @@ def test_b6_the_token_of_the_first_start_is_revoked_for_good(tmp_path: Path, log
     with without_settings(tmp_path) as (hub, admin):
         first = hub.hub.tokens.created
         assert [one["kind"] for one in admin.get(ADMINS).json()["admins"]] == ["first_start"]
-        assert refused(admin.delete(f"{ADMINS}/admin")) == (409, "own_account")
-        ada_token = add(admin, "ada")
+        assert status_and_error(admin.delete(f"{ADMINS}/admin")) == (409, "own_account")
+        ada_token = add_operator(admin, "ada")
         with hub.http(ada_token) as ada, watching(hub, first) as wire, watching(hub, ada_token) as other:
             removed = ada.delete(f"{ADMINS}/admin")
             assert (removed.status_code, removed.json()) == (200, {"name": "admin", "revoked": True})
@@ -331,7 +340,7 @@ def test_b6_the_token_of_the_first_start_is_revoked_for_good(tmp_path: Path, log
             assert other.hear()["type"] == "update"
             assert admin.get(ADMINS).status_code == 401
             assert [one["name"] for one in ada.get(ADMINS).json()["admins"]] == ["ada"]
-            assert refused(ada.delete(f"{ADMINS}/admin")) == (404, "unknown_agent")
+            assert status_and_error(ada.delete(f"{ADMINS}/admin")) == (404, "unknown_agent")
     (line,) = [line for line in logged if line["event"] == "token of the first start revoked"]
     assert line["by"] == "ada at 127.0.0.1"
     with without_settings(tmp_path) as (hub, _):
@@ -348,14 +357,14 @@ def test_b6_the_token_of_an_agent_is_refused_as_the_hubs_admin_token(tmp_path: P
     with pytest.raises(HeadgateError, match="expected one that belongs to nobody else, got the token of agent 'vic'"):
         hub_server(data=tmp_path, admin_token=token).__enter__()
     with hub_server(data=tmp_path) as hub, hub.http(token) as viewer:
-        assert refused(viewer.get(ADMINS)) == (403, "forbidden")
+        assert status_and_error(viewer.get(ADMINS)) == (403, "forbidden")
 
 
 def test_b6_a_hub_that_nobody_can_administer_says_how_to_get_in(tmp_path: Path, logged: list[Any]) -> None:
     def warned() -> int:
         return sum("set HEADGATE_ADMIN_TOKEN to get in" in line["event"] for line in logged)
 
-    with without_settings(tmp_path) as (hub, admin), hub.http(add(admin, "ada")) as ada:
+    with without_settings(tmp_path) as (hub, admin), hub.http(add_operator(admin, "ada")) as ada:
         ada.delete(f"{ADMINS}/admin").raise_for_status()
     with without_settings(tmp_path):
         assert warned() == 0
@@ -368,7 +377,10 @@ def test_b6_a_hub_that_nobody_can_administer_says_how_to_get_in(tmp_path: Path, 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[tuple[HubServer, httpx.Client]]:
     """A hub whose only admin is ada."""
-    with without_settings(tmp_path, dashboard_link="admin") as (hub, admin), hub.http(add(admin, "ada")) as ada:
+    with (
+        without_settings(tmp_path, dashboard_link="admin") as (hub, admin),
+        hub.http(add_operator(admin, "ada")) as ada,
+    ):
         ada.delete(f"{ADMINS}/admin").raise_for_status()
         yield hub, ada
 
@@ -385,18 +397,18 @@ def test_b6_the_last_admin_stays(alone: tuple[HubServer, httpx.Client]) -> None:
             ("POST", "/api/admin/store/accept", {"agent_data": "keep"}),
         ):
             before = link.get("/api/admin/changes").json()
-            assert refused(link.request(method, path, json=body)) == (409, "last_admin"), path
+            assert status_and_error(link.request(method, path, json=body)) == (409, "last_admin"), path
             assert link.get("/api/admin/changes").json() == before  # not even for a moment
-        assert refused(ada.post("/api/onboard/revoke")) == (409, "last_admin")
+        assert status_and_error(ada.post("/api/onboard/revoke")) == (409, "last_admin")
         assert ada.get(ADMINS).status_code == 200
-        add(link, "grace", "viewer")
+        add_operator(link, "grace", "viewer")
         hub.register("hopper")
         link.put("/api/admin/agents/hopper/role", json={"role": "admin"}).raise_for_status()
         hub.run(hub.hub.registry.revoke("hopper"))  # one without a token doesn't count
-        assert refused(link.delete(f"{ADMINS}/ada")) == (409, "last_admin")
-        lovelace = add(link, "lovelace")
+        assert status_and_error(link.delete(f"{ADMINS}/ada")) == (409, "last_admin")
+        lovelace = add_operator(link, "lovelace")
         link.put("/api/admin/agents/lovelace/block", json={}).raise_for_status()  # nor does one that is blocked
-        assert refused(link.delete(f"{ADMINS}/ada")) == (409, "last_admin")
+        assert status_and_error(link.delete(f"{ADMINS}/ada")) == (409, "last_admin")
         link.delete("/api/admin/agents/lovelace/block").raise_for_status()
         assert ada.post("/api/onboard/revoke").json() == {"agent_id": "ada", "revoked": True}
         with hub.http(lovelace) as other:
@@ -432,7 +444,7 @@ def test_b6_of_two_admins_who_remove_each_other_one_is_left(tmp_path: Path, step
 
 
 def test_b6_the_second_of_two_hubs_that_leave_nobody_undoes_its_change(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    fleet: HubFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings: dict[str, Any] = {"admin_token": "", "viewer_token": "", "dashboard_link": "none"}
     with fleet.hub(**settings) as one, fleet.hub(**settings) as two, operators(one, "ada", "eve") as (ada, eve):
@@ -451,25 +463,25 @@ def test_b6_the_second_of_two_hubs_that_leave_nobody_undoes_its_change(
                 await set_role(*arguments, **by)
 
             monkeypatch.setattr(two.hub.gate, "aset_role", after_the_other)
-            assert refused(eve_elsewhere.delete("/api/admin/agents/ada/role")) == (409, "last_admin")
+            assert status_and_error(eve_elsewhere.delete("/api/admin/agents/ada/role")) == (409, "last_admin")
             for hub in (one, two):
                 wait_for(lambda: hub.hub.gate.effective.roles == {"ada": "admin"}, "that ada is left")  # noqa: B023
             assert ada.get(ADMINS).status_code == 200
 
 
-def test_b6_roles_hold_on_every_hub_of_a_store(fleet: Fleet) -> None:
+def test_b6_roles_hold_on_every_hub_of_a_store(fleet: HubFleet) -> None:
     with fleet.hub() as one, fleet.hub() as two, one.http(ADMIN) as admin:
-        token = add(admin, "ada")
+        token = add_operator(admin, "ada")
         wait_for(lambda: two.hub.gate.role_of("ada") == "admin", "the role on the other hub")
         with two.http(token) as ada, watching(two, token) as wire:
             assert ada.get(ADMINS).status_code == 200
             admin.delete("/api/admin/agents/ada/role").raise_for_status()
             assert closed(wire) == (1008, "the role of this operator has changed")
-            assert refused(ada.get(ADMINS)) == (403, "forbidden")
+            assert status_and_error(ada.get(ADMINS)) == (403, "forbidden")
 
 
 def test_b6_while_the_store_is_away_operators_are_known_as_agents_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    with hub_server() as hub, hub.http(ADMIN) as admin, hub.http(add(admin, "ada")) as ada:
+    with hub_server() as hub, hub.http(ADMIN) as admin, hub.http(add_operator(admin, "ada")) as ada:
         owner = hub.hub.registry.owner
 
         async def away(token: str) -> str | None:
@@ -477,10 +489,10 @@ def test_b6_while_the_store_is_away_operators_are_known_as_agents_are(monkeypatc
                 return await owner(token)  # verified here before
             raise StoreAway("the server is away")
 
-        grace = add(admin, "grace")
+        grace = add_operator(admin, "grace")
         monkeypatch.setattr(hub.hub.registry, "owner", away)
         with hub.http(grace) as other:
-            assert refused(other.get(ADMINS)) == (503, "unavailable")
+            assert status_and_error(other.get(ADMINS)) == (503, "unavailable")
             assert ada.get(ADMINS).status_code == admin.get(ADMINS).status_code == 200
         with hub.socket("/ws/dashboard") as wire:
             wire.say("watch", token=grace)

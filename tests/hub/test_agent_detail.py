@@ -11,8 +11,8 @@ from headgate import Policy
 from headgate.hub.monitoring.address_log import MAX_ADDRESSES
 from headgate.limits.violations import Standing
 from headgate.stores.base import MAX_ALERTS
-from tests.support.agent_connections import BEHIND_A_PROXY, hello
-from tests.support.alerts import advance, offend, settled, shown
+from tests.support.agent_connections import BEHIND_A_PROXY, send_hello
+from tests.support.alerts import advance, dashboard_alerts, record_violations, wait_until_idle
 from tests.support.hub import ADMIN, VIEWER, HubServer, hub_server
 from tests.support.valkey import wait_for
 
@@ -70,8 +70,8 @@ def test_b7_the_denied_actions_of_an_agent_most_frequent_first() -> None:
 
 def test_the_store_is_asked_for_the_standing_of_an_agent_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with hub_server() as hub, hub.http(VIEWER) as http:
-        offend(hub)
-        settled(hub)  # alerts ask, too
+        record_violations(hub)
+        wait_until_idle(hub)  # alerts ask, too
         asked: list[str] = []
         astanding = hub.hub.gate.astanding
 
@@ -90,7 +90,7 @@ def test_denied_signals_and_envelopes_are_among_the_denials() -> None:
         signal = {"type": "tick", "entity": "me", "weight": 1, "at": 1.0}
         answers = [planner.ask("session_signal", session="1", signal=signal) for _ in range(3)]
         assert [answer.get("error") for answer in answers[1:]] == ["rate_limited"] * 2, answers
-        hello(relay, "planner", hub.run(hub.hub.registry.rotate("planner")))
+        send_hello(relay, "planner", hub.run(hub.hub.registry.rotate("planner")))
         for _ in range(4):
             relay.socket.send(b"anything")
             relay.socket.recv()
@@ -145,7 +145,7 @@ def test_an_agent_that_is_not_registered_is_shown_if_there_is_anything_to_show()
         admin.put("/api/admin/rate-limits/limited", json={"session": "5/second"})
         admin.post("/api/admin/rate-limits/whitelist", json={"agent_id": "exempt"})
         admin.post("/api/admin/check", json={"agent_id": "checked", "channel": "ws", "action": "ping"})
-        offend(hub, "offender", 1)
+        record_violations(hub, "offender", 1)
         assert [status(name) for name in names] == [200] * 4 + [404]
         found = detail(hub, "checked")
         assert (found["registered"], found["registered_at"], found["revoked"]) == (False, None, False)
@@ -192,7 +192,7 @@ def test_b8_an_alert_of_a_blocked_agent_stays_open_while_it_is_denied() -> None:
     with hub_server() as hub:
         for _ in range(10):
             hub.hub.gate.record_violation("planner")
-        settled(hub)
+        wait_until_idle(hub)
         hub.clock.advance(59)
         hub.call(hub.hub.gate.block, "planner")
         assert not hub.hub.gate.check("planner", "ws", "light")
@@ -255,19 +255,19 @@ def test_b8_an_alert_says_what_was_denied_and_goes_on_counting() -> None:
             for _ in range(times):
                 assert planner.ask(kind)["type"] != "error"
         planner.ask("ping")
-        settled(hub)
-        (alert,) = shown(hub)
+        wait_until_idle(hub)
+        (alert,) = dashboard_alerts(hub)
         assert [(one["action"], one["last_hour"]) for one in alert["actions"]] == [
             ("ping", 5), ("status", 3), ("list_agents", 1)
         ]  # fmt: skip
         assert (alert["address"], alert["violations"], alert["total"]) == ("127.0.0.1", 10, 11)
         for _ in range(7):
             planner.ask("ping")
-        assert [alert["total"] for alert in shown(hub)] == [18]
+        assert [alert["total"] for alert in dashboard_alerts(hub)] == [18]
         advance(hub, 60)
-        assert [(alert["total"], alert["resolved_at"] is None) for alert in shown(hub)] == [(18, False)]
+        assert [(alert["total"], alert["resolved_at"] is None) for alert in dashboard_alerts(hub)] == [(18, False)]
         planner.ask("ping")
-        assert [alert["total"] for alert in shown(hub)] == [18]
+        assert [alert["total"] for alert in dashboard_alerts(hub)] == [18]
 
 
 def test_b8_all_open_alerts_can_be_reached() -> None:
@@ -279,13 +279,13 @@ def test_b8_all_open_alerts_can_be_reached() -> None:
             return [alert["agent_id"] for alert in answer.json()["alerts"]], answer.json()["open"]
 
         assert told() == ([], 0)
-        offend(hub, "resolved")
-        settled(hub)
+        record_violations(hub, "resolved")
+        wait_until_idle(hub)
         advance(hub, 60)
         names = [f"agent-{number}" for number in range(MAX_ALERTS + 5)]
         for name in names:
-            offend(hub, name)
-        settled(hub)
+            record_violations(hub, name)
+        wait_until_idle(hub)
         newest = names[MAX_ALERTS - 1 :: -1]
         assert told("?limit=1000") == (newest, MAX_ALERTS)
         assert told() == (newest[:100], MAX_ALERTS)
@@ -368,7 +368,7 @@ def test_a_public_dashboard_shows_no_addresses(path: str) -> None:
     with hub_server(policy, public_dashboard=True) as hub, hub.http() as anybody, hub.agent("planner") as planner:
         for _ in range(12):
             planner.ask("ping")
-        settled(hub)
+        wait_until_idle(hub)
         assert [anybody.get("/api/agents").status_code for _ in range(2)] == [200, 429]
         with hub.http(VIEWER) as viewer:
             assert "127.0.0.1" in viewer.get(f"/api/admin/{path}").text

@@ -12,7 +12,7 @@ from headgate.edges.flood import DENIALS
 from headgate.gate.policy import BUILT_IN_TIERS
 from headgate.hub.monitoring.connection_log import MAX_LOGGED
 from headgate.hub.sockets import frames
-from tests.support.agent_connections import VALID, ended, left, use_up
+from tests.support.agent_connections import VALID, empty_bucket, read_close, remaining_by_tier
 from tests.support.hub import ADMIN, AgentConnection, hub_server
 from tests.support.valkey import wait_for
 
@@ -49,7 +49,7 @@ def test_b1_a_denied_frame_is_answered_and_the_connection_stays_open() -> None:
 
 def test_b1_a_denied_message_is_not_handled_and_can_be_sent_again() -> None:
     with hub_server() as hub, hub.agent("planner") as planner, hub.agent("friend") as friend:
-        use_up(hub, "planner", "normal")
+        empty_bucket(hub, "planner", "normal")
         denied = planner.ask("message", to="friend", body="hello", id=7)
         assert denied == {"type": "rate_limited", "tier": "normal", "retry_after_ms": 1000, "id": 7}
         assert hub.hub.messages.accepted == 0
@@ -61,37 +61,37 @@ def test_b1_a_denied_message_is_not_handled_and_can_be_sent_again() -> None:
 
 def test_b1_frames_are_checked_after_decoding_and_validation() -> None:
     with hub_server() as hub, hub.agent("planner") as wire:
-        before = left(hub, "planner")
+        before = remaining_by_tier(hub, "planner")
         for text in ("{", '{"type": "pong"}', '{"type": "ping", "to": "x"}', '{"type": "message", "to": "x"}'):
             wire.socket.send(text)
             assert wire.hear()["error"] == "invalid"
-        assert left(hub, "planner") == before == {"light": 120, "normal": 60, "heavy": 10}
-        use_up(hub, "planner", "normal")
+        assert remaining_by_tier(hub, "planner") == before == {"light": 120, "normal": 60, "heavy": 10}
+        empty_bucket(hub, "planner", "normal")
         assert wire.ask("message", to="x")["error"] == "invalid", "a bad frame is told so, whatever is left"
 
 
 def test_b1_frames_are_checked_before_they_are_handled() -> None:
     with hub_server() as hub, hub.agent("planner") as wire:
         assert wire.ask("channel_subscribe", channel="none")["error"] == "unknown_channel"
-        assert left(hub, "planner")["normal"] == 59, "it was paid for, though nothing came of it"
+        assert remaining_by_tier(hub, "planner")["normal"] == 59, "it was paid for, though nothing came of it"
 
 
 def test_b1_the_wait_is_rounded_up_to_whole_seconds() -> None:
     policy = Policy(limits={"light": "7/minute", "normal": "1000/second burst 1"}, backoff={"steps": [0.001]})
     with hub_server(policy) as hub, hub.agent("planner") as wire:
-        use_up(hub, "planner")
+        empty_bucket(hub, "planner")
         assert wire.ask("ping")["retry_after_ms"] == 9000, "60 / 7 seconds"
         hub.clock.advance(0.571)
         assert wire.ask("ping")["retry_after_ms"] == 9000, "8.0004 seconds"
         hub.clock.advance(0.001)
         assert wire.ask("ping")["retry_after_ms"] == 8000
-        use_up(hub, "planner", "normal")
+        empty_bucket(hub, "planner", "normal")
         assert wire.ask("message", to="x", body=1)["retry_after_ms"] == 1000, "never less"
 
 
 def test_a9_the_reported_wait_grows_with_violations() -> None:
     with hub_server() as hub, hub.agent("planner") as wire:
-        use_up(hub, "planner")
+        empty_bucket(hub, "planner")
         waits = [wire.ask("ping")["retry_after_ms"] for _ in range(6)]
         assert waits == [1000, 2000, 5000, 10_000, 30_000, 30_000]
 
@@ -216,7 +216,7 @@ def test_b1_warnings_carry_the_id_for_every_type_and_the_frame_is_handled(frame_
         for kind, tier in TIER_OF.items():
             warning = wire.ask(kind, id=frame_id, **VALID[kind])
             assert (warning["type"], warning["tier"], warning["id"]) == ("rate_limit_warning", tier, frame_id)
-            remaining, capacity = left(hub, "planner")[tier], hub.hub.gate.capacity("planner", "ws", tier)
+            remaining, capacity = remaining_by_tier(hub, "planner")[tier], hub.hub.gate.capacity("planner", "ws", tier)
             assert (warning["remaining"], warning["capacity"]) == (remaining, capacity)
             assert wire.hear()["id"] == frame_id
 
@@ -268,7 +268,7 @@ def test_b9_ten_invalid_frames_within_a_minute_close_the_connection() -> None:
         assert wire.ask("ping") == {"type": "pong"}
         wire.socket.send(BAD[9])
         assert wire.hear()["error"] == "invalid"
-        assert ended(wire) == (1008, "10 invalid frames within a minute")
+        assert read_close(wire) == (1008, "10 invalid frames within a minute")
 
 
 def test_b9_ten_invalid_frames_over_more_than_a_minute_do_not_close_it() -> None:
@@ -280,14 +280,14 @@ def test_b9_ten_invalid_frames_over_more_than_a_minute_do_not_close_it() -> None
             assert wire.hear()["error"] == "invalid"
             assert wire.ask("ping") == {"type": "pong"}
         wire.socket.send("{")
-        assert ended(wire)[0] == 1008, "which makes ten within another minute"
+        assert read_close(wire)[0] == 1008, "which makes ten within another minute"
 
 
 def test_b9_ten_invalid_frames_before_identify_close_the_connection() -> None:
     with hub_server() as hub, hub.socket() as wire:
         for _ in range(10):
             assert wire.ask("ping")["error"] == "not_identified"
-        assert ended(wire)[0] == 1008
+        assert read_close(wire)[0] == 1008
 
 
 @pytest.mark.parametrize(
@@ -300,25 +300,25 @@ def test_b9_ten_frames_that_their_handler_finds_invalid_close_the_connection(wro
         wire.ask("session_open", session="open")
         for _ in range(10):
             assert wire.ask("session_open", **{"session": "s", **wrong})["error"] == "invalid"
-        assert ended(wire)[0] == 1008
+        assert read_close(wire)[0] == 1008
 
 
 def test_b9_denials_never_close_and_do_not_count_as_invalid_frames() -> None:
     with hub_server() as hub, hub.agent("planner") as wire:
-        use_up(hub, "planner")
+        empty_bucket(hub, "planner")
         say_nine_invalid_frames(wire)
         for _ in range(30):
             assert wire.ask("ping")["type"] == "rate_limited"
         assert wire.ask("list_agents")["type"] == "rate_limited", "still there"
         wire.socket.send("{")
-        assert ended(wire)[0] == 1008
+        assert read_close(wire)[0] == 1008
 
 
 def test_b9_an_invalid_frame_is_not_a_violation() -> None:
     with hub_server() as hub, hub.agent("planner") as wire:
         say_nine_invalid_frames(wire)
         assert wire.ask("status")["violations"] == 0
-        use_up(hub, "planner")
+        empty_bucket(hub, "planner")
         assert wire.ask("ping")["retry_after_ms"] == 1000, "the first of the steps"
 
 
@@ -355,7 +355,7 @@ def test_frames_have_a_maximum_size() -> None:
         wire.socket.send("x" * 4 * 65_536)
         assert wire.hear()["error"] == "too_large"
         wire.socket.send("x" * (4 * 65_536 + 1))
-        assert ended(wire)[0] == 1009
+        assert read_close(wire)[0] == 1009
 
 
 # B10 and B11: being limited, and floods ------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ def test_frames_have_a_maximum_size() -> None:
 def test_b10_the_rate_limited_state_is_computed_on_demand() -> None:
     """It ends by itself, without a notification, and is independent of idle and busy."""
     with hub_server() as hub, hub.agent("planner") as wire, hub.http(ADMIN) as admin:
-        use_up(hub, "planner", "normal")
+        empty_bucket(hub, "planner", "normal")
         assert wire.ask("message", to="x", body=1)["type"] == "rate_limited"
         limited = {"rate_limited": True, "violations": 1, "quiet_left_ms": 60_000}
         free = {"rate_limited": False, "violations": 0, "quiet_left_ms": 0}
@@ -381,7 +381,7 @@ def test_b10_the_rate_limited_state_outlives_a_connection_and_ends_with_a_reset(
     with hub_server() as hub, hub.http(ADMIN) as admin:
         token = hub.register("planner")
         with hub.agent("planner", token) as wire:
-            use_up(hub, "planner")
+            empty_bucket(hub, "planner")
             assert wire.ask("ping")["type"] == "rate_limited"
         hub.clock.advance(1)
         with hub.agent("planner", token) as wire:
@@ -412,7 +412,7 @@ def test_b11_a_flood_is_read_more_slowly_until_it_is_over() -> None:
     others = DENIALS // 20 - 1  # all who flood share what the hub spends on them: here each is denied 20 times a second
     with hub_server() as hub:
         with hub.agent("flooder") as wire, hub.agent("good") as good:
-            use_up(hub, "flooder")
+            empty_bucket(hub, "flooder")
             for _ in range(9):
                 assert wire.ask("ping")["type"] == "rate_limited"
             assert hub.hub.flood_counter.connections == 0
@@ -426,7 +426,7 @@ def test_b11_a_flood_is_read_more_slowly_until_it_is_over() -> None:
             hub.clock.advance(60)
             assert [wire.ask("ping") for _ in range(20)] == [{"type": "pong"}] * 20
             assert hub.hub.flood_counter.connections == others
-            use_up(hub, "flooder")
+            empty_bucket(hub, "flooder")
             for _ in range(11):
                 wire.ask("ping")
             assert hub.hub.flood_counter.connections == others + 1

@@ -21,8 +21,8 @@ from headgate.hub.api.routes import ROUTES
 from headgate.hub.api.routing import Access, Route
 from headgate.proto import envelope_pb2 as wire
 from headgate.stores.redis.agents import RedisAgents
-from tests.support.agent_connections import ended, hello, refusal
-from tests.support.example_requests import remembered, scene
+from tests.support.agent_connections import read_close, rejected_handshake, send_hello
+from tests.support.example_requests import build_scene, stored_state
 from tests.support.hub import ADMIN, VIEWER, HubServer, hub_server
 
 MANY = "1000000/minute"
@@ -59,7 +59,7 @@ class Asking:
 
     def __init__(self, hub: HubServer, client: httpx.Client, route: Route) -> None:
         self._hub, self._client, self._route = hub, client, route
-        self.scene = hub.run(scene(hub.hub))
+        self.scene = hub.run(build_scene(hub.hub))
 
     def status(self, header: str | None) -> tuple[int, str | None]:
         """The status of the answer, and its error if it is one."""
@@ -76,9 +76,9 @@ class Asking:
 
     def refused(self, *headers: str | None) -> set[tuple[int, str | None]]:
         """How the request is refused with each of these headers, without anything having changed."""
-        before = self._hub.run(remembered(self._hub.hub, self.scene))
+        before = self._hub.run(stored_state(self._hub.hub, self.scene))
         found = {self.status(header) for header in headers}
-        assert self._hub.run(remembered(self._hub.hub, self.scene)) == before
+        assert self._hub.run(stored_state(self._hub.hub, self.scene)) == before
         return found
 
 
@@ -224,7 +224,7 @@ def test_without_a_viewer_token_nobody_is_a_viewer() -> None:
 
 
 def test_an_agent_sees_nothing_of_another_agent(hub: HubServer) -> None:
-    where = hub.run(scene(hub.hub))
+    where = hub.run(build_scene(hub.hub))
     stranger = hub.register("a stranger")
     with hub.http(stranger) as client:
         assert client.get(f"/api/tasks/{where.task}").json()["error"] == "unknown_task"
@@ -311,9 +311,9 @@ def test_d1_only_its_own_token_proves_an_address(hub: HubServer) -> None:
     mine, others = hub.register("sender"), hub.register("other sender")
     for address, token in (("sender", others), ("sender", ADMIN), ("sender", VIEWER), ("none", mine), ("sender", "")):
         with hub.socket("/relay") as stranger:
-            answer = hello(stranger, address, token)
+            answer = send_hello(stranger, address, token)
             assert (answer.type, answer.error.code) == (wire.MESSAGE_TYPE_ERROR, "unauthorized")
-            answer = hello(stranger, "sender", mine)
+            answer = send_hello(stranger, "sender", mine)
             assert (answer.type, answer.welcome.address) == (wire.MESSAGE_TYPE_WELCOME, "sender")
 
 
@@ -328,14 +328,14 @@ def test_a_replaced_or_revoked_token_closes_its_sockets(hub: HubServer, how: str
         hub.socket("/relay") as third,
         hub.agent(f"stays open: {how}") as bystander,
     ):
-        assert hello(third, agent, token).type == wire.MESSAGE_TYPE_WELCOME
+        assert send_hello(third, agent, token).type == wire.MESSAGE_TYPE_WELCOME
         with hub.http(token if " " not in how else ADMIN) as client:
             if how.startswith("admin"):
                 assert client.request("POST" if how == "admin rotates" else "DELETE", path).status_code == 200
             else:
                 assert client.post(f"/api/onboard/{how}").status_code == 200
         for connection in (first, second, third):
-            assert ended(connection) == (1008, "the token of this agent was revoked or replaced")
+            assert read_close(connection) == (1008, "the token of this agent was revoked or replaced")
         bystander.say("ping")
         while bystander.hear() != {"type": "pong"}:  # it may be assigned a task of another test
             pass
@@ -361,7 +361,7 @@ def test_a_token_revoked_while_its_address_is_refunded_lets_nobody_in() -> None:
 
 @pytest.mark.parametrize("path", ["/", "/ws/", "/ws/dashboard/", "/dashboard", "/api/health", "/relay/x"])
 def test_there_are_no_other_sockets(hub: HubServer, path: str, caplog: pytest.LogCaptureFixture) -> None:
-    answer = refusal(hub, path)
+    answer = rejected_handshake(hub, path)
     assert (answer.status_code, answer.json()["error"]) == (404, "unknown_route")
     assert caplog.records == []
 

@@ -14,7 +14,7 @@ from headgate.hub.agents.authentication import Authentication
 from headgate.hub.monitoring.address_log import MAX_LINES, AddressLog
 from headgate.hub.sockets.agent_socket import MAX_STRANGERS_FRAME
 from headgate.limits.decision import Decision
-from tests.support.agent_connections import refusal
+from tests.support.agent_connections import rejected_handshake
 from tests.support.hub import ADMIN, VIEWER, HubServer, hub_server
 
 GUESSES = Policy(addresses={"authentication": "3/minute"})
@@ -186,7 +186,7 @@ def test_b2_a_connect_is_given_back_to_an_agent_that_identifies() -> None:
         for _ in range(2):
             with hub.socket():
                 pass
-        assert refusal(hub).status_code == 429
+        assert rejected_handshake(hub).status_code == 429
 
 
 def test_b2_each_purpose_has_a_bucket_of_its_own() -> None:
@@ -202,7 +202,7 @@ def test_b2_each_purpose_has_a_bucket_of_its_own() -> None:
         assert [http.get("/api/agents", headers=guess).status_code for _ in range(2)] == [401, 429]
         with hub.socket():
             pass
-        assert refusal(hub).status_code == 429
+        assert rejected_handshake(hub).status_code == 429
 
 
 # The log --------------------------------------------------------------------------------------------------------------

@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from headgate.proto import envelope_pb2 as wire
-from tests.support.admin import LIMITS, changes, ping
-from tests.support.agent_connections import ask_relay, relayed
+from tests.support.admin import LIMITS, list_changes, ping
+from tests.support.agent_connections import ask_relay, relay_connection
 from tests.support.hub import ADMIN, AgentConnection, HubServer, hub_server
-from tests.support.hub_fleet import Fleet
+from tests.support.hub_fleet import HubFleet
 from tests.support.valkey import wait_for
 
 BLOCK = "/api/admin/agents/planner/block"
@@ -38,7 +38,11 @@ def say(connection: AgentConnection, to: str = "nobody") -> wire.Envelope:
 def everywhere(hub: HubServer) -> Iterator[tuple[AgentConnection, httpx.Client, AgentConnection]]:
     """A planner on every way in: its WebSocket, with an open session, HTTP and the relay."""
     token = hub.register("planner")
-    with hub.agent("planner", token) as socket, hub.http(token) as http, relayed(hub, "planner", token) as relay:
+    with (
+        hub.agent("planner", token) as socket,
+        hub.http(token) as http,
+        relay_connection(hub, "planner", token) as relay,
+    ):
         assert socket.ask("session_open", session=1)["type"] == "session_opened"
         yield socket, http, relay
 
@@ -69,7 +73,7 @@ def test_b6_a_blocked_agent_is_denied_on_open_connections_at_once(relay_rate_lim
             assert (answer.status_code, answer.json()) == (200, free)
             assert passes(socket, http, relay) == [True] * 5
             assert admin.delete(BLOCK).json() == free
-        assert changes(admin) == ["block of 'planner' removed", f"block of 'planner' set: {SECRET}"]
+        assert list_changes(admin) == ["block of 'planner' removed", f"block of 'planner' set: {SECRET}"]
 
 
 def test_b6_a_blocked_agent_is_told_so_but_not_why() -> None:
@@ -145,7 +149,7 @@ def test_b6_a_block_survives_a_restart(tmp_path: Path) -> None:
         assert http.get("/api/tasks").status_code == 200
 
 
-def test_b6_a_block_holds_on_every_hub_of_a_store_and_survives_all_of_them(fleet: Fleet) -> None:
+def test_b6_a_block_holds_on_every_hub_of_a_store_and_survives_all_of_them(fleet: HubFleet) -> None:
     with fleet.hub() as one, fleet.hub() as two, one.http(ADMIN) as admin:
         token = one.register("planner")
         with two.agent("planner", token) as socket:

@@ -17,7 +17,7 @@ import trustme
 from headgate.hub.connections.connection import GuardedConnection
 from headgate.hub.connections.guard import HTTP_PER_ADDRESS, RESERVE, ConnectionGuard
 from headgate.hub.dashboard.feed import MAX_STRANGERS
-from tests.support.agent_connections import BEHIND_A_PROXY, received, refusal
+from tests.support.agent_connections import BEHIND_A_PROXY, receive_until, rejected_handshake
 from tests.support.asgi_server import AppServer
 from tests.support.attacks import HANDSHAKE
 from tests.support.guarded_server import guarded_server, plain_app, read_to_end
@@ -128,7 +128,7 @@ def test_a_free_place_is_used_while_spare_connections_are_open(bound: str, monke
         wait_for(lambda: app.waiting == 3, "it to be busy")
         another = stack.enter_context(server.connect())
         another.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        received(another, b"too_many_connections")  # and the hub is full again
+        receive_until(another, b"too_many_connections")  # and the hub is full again
         server.call(app.go_on.set)
 
 
@@ -136,7 +136,7 @@ def test_an_address_may_have_its_websockets_and_http_connections_beside_them() -
     websockets = 20
     with hub_server(max_connections_per_address=websockets) as hub, ExitStack() as stack:
         agents = [stack.enter_context(hub.socket()) for _ in range(websockets)]
-        answer = refusal(hub)
+        answer = rejected_handshake(hub)
         assert (answer.status_code, answer.json()["error"]) == (429, "too_many_connections")
         assert f"at most {websockets} connections from 127.0.0.1" in answer.json()["detail"]
         idle = [stack.enter_context(hub.connect()) for _ in range(HTTP_PER_ADDRESS)]
@@ -308,7 +308,7 @@ def test_strangers_at_the_dashboard_are_counted_by_address() -> None:
         viewer = stack.enter_context(hub.socket("/ws/dashboard"))
         assert viewer.ask("watch", token=VIEWER)["type"] == "snapshot"
         strangers = [stack.enter_context(hub.socket("/ws/dashboard")) for _ in range(MAX_STRANGERS)]
-        answer = refusal(hub, "/ws/dashboard")
+        answer = rejected_handshake(hub, "/ws/dashboard")
         assert (answer.status_code, answer.json()["error"]) == (429, "too_many_connections")
         strangers[0].socket.close()
         wait_for(lambda: len(hub.hub.dashboard.sockets) == MAX_STRANGERS, "one to be gone")
@@ -322,7 +322,7 @@ def test_garbage_from_a_proxy_is_logged_once(
     with caplog.at_level(logging.WARNING), hub_server(**BEHIND_A_PROXY) as hub, hub.http() as http:
         for _ in range(3):
             for path in ("/ws", "/relay", "/ws/dashboard"):
-                assert refusal(hub, path, address="unknown").status_code == 400
+                assert rejected_handshake(hub, path, address="unknown").status_code == 400
             assert http.get("/api/agents", headers={"X-Forwarded-For": "unknown"}).status_code == 400
             assert http.get("/live", headers={"X-Forwarded-For": "unknown"}).status_code == 200
     assert [record for record in caplog.records if record.exc_info or "ASGI" in record.getMessage()] == []

@@ -6,7 +6,7 @@ import pytest
 
 from headgate.hub.connections.connection import MAX_HEAD, GuardedConnection
 from headgate.hub.connections.guard import ConnectionGuard
-from tests.support.agent_connections import received
+from tests.support.agent_connections import receive_until
 from tests.support.flooders import frame
 from tests.support.guarded_server import guarded_server, open_websocket, read_to_end
 from tests.support.hub import hub_server
@@ -93,7 +93,7 @@ def test_a_frame_in_many_pieces_is_read_as_one() -> None:
     with hub_server() as hub, open_websocket(hub) as connection:
         for byte in frame('{"type":"identify","agent_id":"' + "x" * 100 + '","token":"nobody","id":7}'):
             connection.sendall(bytes([byte]))
-        assert b'"unauthorized"' in received(connection, b'"id":7')
+        assert b'"unauthorized"' in receive_until(connection, b'"id":7')
 
 
 def test_b9_a_connection_whose_pong_waits_behind_its_frames_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_b9_a_connection_whose_pong_waits_behind_its_frames_is_kept(monkeypatch:
         now = hub.loop.time()
         for number in range(3):
             connection.sendall(frame(f'{{"type":"ping","id":{number}}}'))
-            received(connection, b'"id":%d' % number)
+            receive_until(connection, b'"id":%d' % number)
             now += 3 * it.ping_after
             hub.call(it.check, now)
         hub.call(it.check, now + it.ping_after)

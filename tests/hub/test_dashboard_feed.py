@@ -17,7 +17,7 @@ from headgate.hub.dashboard.cards import AgentCard
 from headgate.hub.dashboard.feed import MAX_PUBLIC, MAX_QUEUED
 from headgate.hub.dashboard.updates import MAX_CARDS
 from headgate.hub.monitoring.stats import AGENT_SLOTS, FLEET_SLOTS, SLOT
-from tests.support.agent_connections import ended, ping
+from tests.support.agent_connections import ping, read_close
 from tests.support.hub import ADMIN, VIEWER, AgentConnection, HubServer, hub_server
 from tests.support.valkey import wait_for
 
@@ -89,7 +89,7 @@ def refusal(hub: HubServer, token: str | None = None) -> tuple[dict[str, Any], i
     with hub.socket("/ws/dashboard") as wire:
         refused = wire.ask("watch", **({} if token is None else {"token": token}))
         assert refused["type"] == "error"
-        return refused, ended(wire)[0]
+        return refused, read_close(wire)[0]
 
 
 # What it shows --------------------------------------------------------------------------------------------------------
@@ -425,20 +425,20 @@ def test_invalid_watch_requests_are_refused(said: str | bytes, detail: str | Non
         refused = wire.hear()
         assert (refused["type"], refused["error"]) == ("error", "invalid")
         assert detail is None or refused["detail"] == detail
-        assert ended(wire)[0] == 1008
+        assert read_close(wire)[0] == 1008
 
 
 def test_a_second_frame_from_a_dashboard_closes_it() -> None:
     with hub_server() as hub, dashboard(hub) as board:
         board.say("watch", token=ADMIN)
-        assert ended(board) == (1008, "expected no more frames from a dashboard")
+        assert read_close(board) == (1008, "expected no more frames from a dashboard")
 
 
 def test_a_dashboard_that_does_not_identify_in_time_is_closed() -> None:
     with hub_server(identify_within=5) as hub, hub.socket("/ws/dashboard") as wire:
         wait_for(lambda: hub.call(lambda: hub.hub.dashboard.sockets), "the socket")
         hub.clock.advance(5)
-        assert ended(wire) == (1008, "identify within 5 seconds")
+        assert read_close(wire) == (1008, "identify within 5 seconds")
         wait_for(lambda: not hub.hub.dashboard.sockets, "its end")
 
 
@@ -464,7 +464,7 @@ def test_strangers_keep_nobody_with_a_token_out_of_a_public_dashboard() -> None:
         for token, wire in zip((ADMIN, VIEWER, ADMIN), strangers, strict=True):
             snapshot = stack.enter_context(hub.socket("/ws/dashboard")).ask("watch", token=token)
             assert (snapshot["type"], snapshot["admin"]) == ("snapshot", token == ADMIN)
-            assert ended(wire) == (1013, "too many dashboards are open"), "the oldest makes room"
+            assert read_close(wire) == (1013, "too many dashboards are open"), "the oldest makes room"
         refused, code = refusal(hub, ADMIN)
         assert (refused["error"], code) == ("too_many_connections", 1013)
 
@@ -483,7 +483,7 @@ def test_public_dashboards_are_capped_by_address() -> None:
 def test_silent_connections_keep_no_dashboard_out() -> None:
     with hub_server(max_dashboards=2) as hub, ExitStack() as stack:
         strangers = [stack.enter_context(hub.socket("/ws/dashboard")) for _ in range(3)]
-        assert ended(strangers[0]) == (1013, "too many dashboards are being opened")
+        assert read_close(strangers[0]) == (1013, "too many dashboards are being opened")
         with dashboard(hub), dashboard(hub):
             pass
 
@@ -596,7 +596,7 @@ def test_dashboards_are_told_when_the_hub_stops() -> None:
         while told["type"] == "update":
             told = board.hear()
         assert told["type"] == "going_away"
-        assert ended(board)[0] == 1012
+        assert read_close(board)[0] == 1012
 
 
 @pytest.mark.usefixtures("by_itself")

@@ -19,12 +19,12 @@ from websockets.exceptions import InvalidHandshake
 
 from headgate.hub.api.routes import ROUTES
 from headgate.hub.connections.connection import GuardedConnection
-from tests.support.agent_connections import received
+from tests.support.agent_connections import receive_until
 from tests.support.fuzz_campaign import HANDSHAKE, FuzzCampaign
 from tests.support.fuzzer import FRAMES, Fuzzer, websocket_frame
 from tests.support.guarded_server import open_websocket
 from tests.support.hub import VIEWER, AgentConnection, HubServer, hub_server
-from tests.support.hub_checks import UNLIMITED, fuzzed
+from tests.support.hub_checks import UNLIMITED, fuzzed_hub
 from tests.support.hub_process import ADMIN, PLENTY, RAISED_ADDRESSES
 from tests.support.response_checker import ResponseChecker
 from tests.support.valkey import PATIENCE, wait_for
@@ -38,7 +38,7 @@ shutdown_within = 30
 
 
 def campaign(folder: Path, config: str, seed: int, enough: int, limits: list[Any] = HUGE) -> ResponseChecker:
-    with fuzzed(folder, config) as (hub, tokens, problems):
+    with fuzzed_hub(folder, config) as (hub, tokens, problems):
         checker, begin = ResponseChecker(problems), time.monotonic()
         asyncio.run(FuzzCampaign(hub.port, Fuzzer(seed, tokens, ADMIN, VIEWER, limits), checker, enough).run())
         took = time.monotonic() - begin
@@ -113,7 +113,7 @@ UNSAID = "positive_data_acceptance"
 
 def conforms(folder: Path, *options: str) -> str:
     """Run schemathesis, which knows only the document; what it prints."""
-    with fuzzed(folder, UNLIMITED) as (hub, tokens, _problems):
+    with fuzzed_hub(folder, UNLIMITED) as (hub, tokens, _problems):
         config = folder / "schemathesis.toml"
         agent, second, third, *_ = tokens.values()
         config.write_text(CHECKS.format(agent=agent, second=second, third=third, admin=ADMIN))
@@ -153,7 +153,7 @@ def hang_up(connection: socket.socket) -> None:
 def test_b11_anything_sent_after_the_hub_has_closed_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
     with hub_server() as hub, open_websocket(hub) as raw:
         raw.sendall(websocket_frame(1, b"{") * 10)  # as many as close it
-        received(raw, b"10 invalid frames within a minute")
+        receive_until(raw, b"10 invalid frames within a minute")
         raw.sendall(websocket_frame(1, b"\xff") + websocket_frame(8, (1008).to_bytes(2, "big")))
         assert raw.recv(65_536) == b""
     assert quiet(caplog)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.hub import VIEWER
-from tests.support.hub_checks import mistakes, works
+from tests.support.hub_checks import check_hub_works, logged_mistakes
 from tests.support.hub_process import ADMIN, ELSEWHERE, RAISED, HubProcess
 from tests.support.module_process import module_process
 from tests.support.ping_watcher import Pings, PingWatcher, quantiles
@@ -93,11 +93,11 @@ def attacked(folder: Path, trial: Trial) -> None:
         if trial.restarts:
             assert hub.stop() == 0
             hub = HubProcess(folder / "data", *options, environment=environment)
-        works(hub)
+        check_hub_works(hub)
     finally:
         code = hub.stop()
     unexpected = (line for line in hub.err if not any(part in line for part in trial.logged))
-    wrong = mistakes(unexpected, (ADMIN, VIEWER, *tokens.values()))
+    wrong = logged_mistakes(unexpected, (ADMIN, VIEWER, *tokens.values()))
     assert not wrong, "\n".join(wrong[:5])
     assert code == 0
     assert quantiles(pings.delays)[1] <= SLOWEST, str(pings)
@@ -192,7 +192,7 @@ def others_have_counters(hub: HubProcess, answers: Answers) -> None:
 
 
 def others_have_channels(_: HubProcess, answers: Answers) -> None:
-    """One agent has taken a small part of the chat channels; `works` creates another one."""
+    """One agent has taken a small part of the chat channels; `check_hub_works` creates another one."""
     assert answers["201"] <= 100, answers
 
 

@@ -8,7 +8,7 @@ import httpx
 from headgate import Policy
 from headgate.gate.policy import BUILT_IN_TIERS
 from headgate.http import QuotaPolicy, ServiceLimit, read_headers
-from tests.support.agent_connections import BEHIND_A_PROXY, left, metrics, use_up
+from tests.support.agent_connections import BEHIND_A_PROXY, empty_bucket, read_metrics, remaining_by_tier
 from tests.support.hub import ADMIN, VIEWER, hub_server
 
 PROBES = ("/health", "/api/health", "/live", "/ready")
@@ -75,13 +75,13 @@ def test_b3_retry_after_is_rounded_up_to_whole_seconds_and_never_below_one() -> 
             answer = http.get(path)
             return answer.headers["retry-after"], answer.json()["retry_after_ms"]
 
-        use_up(hub, "planner", "light", "http")
+        empty_bucket(hub, "planner", "light", "http")
         assert wait("/api/mailbox") == ("9", 9000), "60 / 7 seconds"
         hub.clock.advance(0.571)
         assert wait("/api/mailbox") == ("9", 9000), "8.0004 seconds"
         hub.clock.advance(0.001)
         assert wait("/api/mailbox") == ("8", 8000)
-        use_up(hub, "planner", "normal", "http")
+        empty_bucket(hub, "planner", "normal", "http")
         assert wait("/api/channels/general") == ("1", 1000), "a millisecond"
 
 
@@ -104,7 +104,7 @@ def test_responses_have_rate_limit_headers() -> None:
 def test_b3_a_request_at_the_warning_level_passes_unchanged() -> None:
     with hub_server(Policy(limits={"light": "5/minute"})) as hub, hub.http(hub.register("planner")) as http:
         answers = [http.get("/api/mailbox") for _ in range(5)]
-        assert metrics(hub)["checks"] == {"allow": 4, "warn": 1, "deny": 0, "exempt": 0}
+        assert read_metrics(hub)["checks"] == {"allow": 4, "warn": 1, "deny": 0, "exempt": 0}
         assert [(answer.status_code, answer.json()) for answer in answers] == [(200, {"messages": []})] * 5
         assert len({frozenset(answer.headers) for answer in answers}) == 1
 
@@ -197,7 +197,7 @@ def test_b3_denials_by_address_escalate_but_belong_to_no_agent() -> None:
         assert http.get("/api/agents").status_code == 200
         waits = [int(http.get("/api/agents").headers["retry-after"]) for _ in range(12)]
         assert waits == [1, 2, 5, 10] + [30] * 8
-        counted = metrics(hub)
+        counted = read_metrics(hub)
         assert (counted["violations"], counted["alerts"], counted["address_checks"]["deny"]) == (0, 0, 12)
         assert admin.get("/api/admin/violations").json() == {"agents": []}
         card = admin.get("/api/admin/agents/127.0.0.1").json()
@@ -215,10 +215,10 @@ def test_b3_the_keys_of_addresses_and_agents_do_not_collide() -> None:
         names = ("127.0.0.1", "address", "request", "::1", "address:request:127.0.0.1")
         tokens = {name: hub.register(name) for name in names}
         assert statuses(http, "/api/agents", 3) == [200, 200, 429]
-        assert [left(hub, name, "http") for name in names] == [full] * len(names)
+        assert [remaining_by_tier(hub, name, "http") for name in names] == [full] * len(names)
         hub.clock.advance(60)
         for name in names:
-            use_up(hub, name, "light", "http")
+            empty_bucket(hub, name, "light", "http")
             with hub.http(tokens[name]) as agent:
                 assert agent.get("/api/mailbox").status_code == 429
         assert statuses(http, "/api/agents", 3) == [200, 200, 429]
@@ -281,7 +281,7 @@ def test_b3_admins_and_viewers_are_not_limited() -> None:
             assert admin.post("/api/admin/tasks", json={"payload": 1}).status_code == 201
             assert admin.get("/api/nothing").status_code == 404
             assert statuses(viewer, "/api/dashboard/state", 100) == [200] * 100
-            counted = metrics(hub)
+            counted = read_metrics(hub)
         assert sum(counted["checks"].values()) == sum(counted["address_checks"].values()) == 0
 
 

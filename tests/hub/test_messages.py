@@ -18,7 +18,7 @@ from headgate.hub.connections.connection import GuardedConnection
 from headgate.hub.sockets.frames import Message
 from headgate.hub.sockets.socket import Socket
 from headgate.hub.storage.database import DatabaseError
-from tests.support.agent_connections import LARGE, ended, overfill, read_ahead, slow_reader, waiting
+from tests.support.agent_connections import LARGE, count_queued_frames, overfill, read_ahead, read_close, slow_reader
 from tests.support.hub import AgentConnection, HubServer, hub_server
 from tests.support.valkey import wait_for
 
@@ -130,7 +130,7 @@ def test_an_agent_whose_mail_cannot_be_counted_is_not_connected(monkeypatch: pyt
         monkeypatch.setattr(hub.hub.messages, "waiting", fail)
         refused = friend.ask("identify", agent_id="friend", token=token, id=1)
         assert (refused["id"], refused["error"]) == (1, "unavailable")
-        assert ended(friend)[0] == 1013
+        assert read_close(friend)[0] == 1013
         wait_for(lambda: not hub.hub.presence.is_connected("friend"), "it to be gone")
 
 
@@ -196,7 +196,7 @@ def test_the_queue_of_a_slow_reader_is_bounded_and_goes_to_its_mailbox() -> None
         token = hub.register("slow")
         with slow_reader(hub, "slow", token) as slow:
             taken = overfill(planner, slow)
-            assert waiting(hub, "slow") == 4
+            assert count_queued_frames(hub, "slow") == 4
             assert planner.ask("list_agents")["agents"] == ["planner", "slow"], "nobody waits for it"
         wait_for(lambda: not hub.hub.presence.sockets_of("slow"), "it to be gone")
         with hub.http(token) as mailbox:
@@ -241,7 +241,7 @@ def test_a_message_that_was_read_is_not_in_the_mailbox_too() -> None:
         with hub.agent("friend", token) as friend:
             planner.ask("message", to="friend", body=5)
             assert friend.hear()["body"] == 5
-            wait_for(lambda: waiting(hub, "friend") == 0, "the hub to know that it has left")
+            wait_for(lambda: count_queued_frames(hub, "friend") == 0, "the hub to know that it has left")
             friend.socket.socket.setsockopt(SOL_SOCKET, SO_LINGER, pack("ii", 1, 0))  # a reset instead of a goodbye
             friend.socket.socket.close()
         wait_for(lambda: not hub.hub.presence.is_connected("friend"), "it to be gone")
@@ -439,7 +439,7 @@ def fall_behind(boss: AgentConnection, slow: AgentConnection, hub: HubServer, ch
     """Publish until a slow reader misses three messages of a chat channel; the number of those before."""
     last = [publish(boss, channel, LARGE) for _ in range(2)][-1]
     read_ahead(slow)
-    while waiting(hub, "slow") < 4:
+    while count_queued_frames(hub, "slow") < 4:
         last = publish(boss, channel, LARGE)
     for _ in range(3):
         publish(boss, channel, "missed")

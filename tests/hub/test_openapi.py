@@ -19,7 +19,7 @@ from headgate.hub.api.routes import ROUTES
 from headgate.hub.api.routing import Access, Call, Route, admin_route
 from headgate.hub.app import Hub
 from headgate.hub.config_file import ConfigFile
-from tests.support.example_requests import Scene, scene
+from tests.support.example_requests import Scene, build_scene
 from tests.support.hub import ADMIN, VIEWER, hub_server, hub_settings
 
 
@@ -126,7 +126,7 @@ async def test_responses_match_the_document(document: dict[str, Any], tmp_path: 
     async with hub, httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         for route in ROUTES:
             operation = document["paths"][route.path][route.method.lower()]
-            where = await scene(hub)
+            where = await build_scene(hub)
             path, body = where.request(route)
             own = {"Authorization": f"Bearer {token_for(route, where)}"}
             good = await client.request(route.method, path, json=body, headers=own)
@@ -140,7 +140,7 @@ async def test_responses_match_the_document(document: dict[str, Any], tmp_path: 
             stranger = await client.request(route.method, path, json=body)
             validator(document, operation, stranger.status_code).validate(stranger.json())
             if route.body is not None:
-                headers = {"Authorization": f"Bearer {token_for(route, await scene(hub))}"}
+                headers = {"Authorization": f"Bearer {token_for(route, await build_scene(hub))}"}
                 bad = await client.request(route.method, path, content=b"{", headers=headers)
                 assert bad.status_code == 400
                 validator(document, operation, 400).validate(bad.json())

@@ -13,7 +13,9 @@ from headgate import StoreAway
 from headgate.hub.agents.registry import Registry
 from headgate.stores.redis import agents as module
 from tests.support.cluster import steady_cluster
-from tests.support.registry import redis_registry, refused, revocations, until
+from tests.support.event_loop import take_turns, wait_until
+from tests.support.refusals import request_error
+from tests.support.registry import redis_registry, revocations
 from tests.support.valkey import Server
 
 
@@ -38,7 +40,7 @@ async def test_two_hubs_know_the_same_agents_and_hear_of_each_others_changes(red
         token = await one.register("a")
         assert await other.verify("a", token)
         assert await other.owner(token) == "a"
-        assert await refused(other.register("a")) == (409, "exists")
+        assert await request_error(other.register("a")) == (409, "exists")
         both = await asyncio.gather(
             *[hub.register("b") for hub in (one, other) for _ in range(25)], return_exceptions=True
         )
@@ -49,8 +51,8 @@ async def test_two_hubs_know_the_same_agents_and_hear_of_each_others_changes(red
         await other.revoke("a")
         assert not await one.verify("a", new)
         await one.revoke("b")
-        await until(lambda: heard["one"] == ["a", "a", "b"], "what the one hears")
-        await until(lambda: heard["other"] == ["a", "a", "b"], "what the other hears")
+        await wait_until(lambda: heard["one"] == ["a", "a", "b"], "what the one hears")
+        await wait_until(lambda: heard["other"] == ["a", "a", "b"], "what the other hears")
 
 
 async def test_hubs_under_other_prefixes_have_other_agents(redis_server: Server, prefix: str) -> None:
@@ -70,7 +72,7 @@ async def test_revocations_missed_while_disconnected_are_announced_once(
         for name in "abcdef":
             await other.register(name)
         await other.revoke("a")
-        await until(lambda: heard == ["a"], "the first revocation")
+        await wait_until(lambda: heard == ["a"], "the first revocation")
         roll: Any = one._store
         await roll.close()  # it hears no more
         for name in "bcdef":
@@ -79,9 +81,9 @@ async def test_revocations_missed_while_disconnected_are_announced_once(
         await one.rotate("c")  # one's own is told at once
         assert heard == ["a", "c"]
         roll._follower = asyncio.create_task(roll._follow())
-        await until(lambda: len(heard) == 6, "what was missed")
+        await wait_until(lambda: len(heard) == 6, "what was missed")
         await other.revoke("f")
-        await until(lambda: len(heard) == 7, "what comes after it")
+        await wait_until(lambda: len(heard) == 7, "what comes after it")
         assert heard == ["a", "c", "d", "e", "f", "b", "f"]
 
 
@@ -94,7 +96,7 @@ async def test_changes_are_polled_when_a_connection_dies_silently(
         await one.register("a")
         with redis_server.client() as client:  # a change of which no message comes
             client.zadd(f"{prefix.rstrip(':')}-admin:{{agents}}1:changes", {"a": 5e15})
-        await until(lambda: heard == ["a"], "what nobody said")
+        await wait_until(lambda: heard == ["a"], "what nobody said")
 
 
 async def test_a_token_revoked_during_its_lookup_is_invalid(redis_server: Server, prefix: str) -> None:
@@ -118,8 +120,7 @@ async def test_a_token_revoked_during_its_lookup_is_invalid(redis_server: Server
 @pytest.mark.parametrize("turns", range(24))
 async def test_closing_ends_the_follower_wherever_it_is(redis_server: Server, prefix: str, turns: int) -> None:
     async with redis_registry(redis_server.url, prefix) as registry:
-        for _ in range(turns):
-            await asyncio.sleep(0)
+        await take_turns(turns)
     agents: Any = registry._store
     assert agents._follower.done()
 
@@ -135,7 +136,7 @@ async def test_agents_in_a_cluster() -> None:
             assert await other.owner(token) == "a"
             assert [registered.agent for registered in await other.agents()] == ["a"]
             await other.revoke("a")
-            await until(lambda: heard == ["a"], "the revocation")
+            await wait_until(lambda: heard == ["a"], "the revocation")
 
 
 # The server is away ---------------------------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ async def test_during_an_outage_only_known_agents_are_verified(server: Server) -
         assert await one.owner(by_token) == "by-token"
         await other.rotate("rotated")
         await other.revoke("revoked")
-        await until(lambda: heard == ["rotated", "revoked"], "the news")
+        await wait_until(lambda: heard == ["rotated", "revoked"], "the news")
         server.kill()
         assert await one.verify("known", known)
         assert (await one.owner(known), await one.owner(by_token)) == ("known", "by-token")
@@ -175,13 +176,13 @@ async def test_during_an_outage_only_known_agents_are_verified(server: Server) -
             with pytest.raises(StoreAway):
                 await away
         server.start()
-        await until(lambda: _back(one, "known", known), "the server")
+        await wait_until(lambda: _back(one, "known", known), "the server")
         assert not await one.verify("revoked", revoked)
         assert await one.verify("unseen", unseen)
-        await until(lambda: _back(other, "known", known), "the server")
+        await wait_until(lambda: _back(other, "known", known), "the server")
         heard.clear()
         await other.revoke("known")
-        await until(lambda: heard == ["known"], "the news, over another connection")
+        await wait_until(lambda: heard == ["known"], "the news, over another connection")
         assert not await one.verify("known", known)
 
 
@@ -235,7 +236,7 @@ async def impatient(server: Server, agent: str) -> AsyncIterator[tuple[Registry,
     async with redis_registry(server.url, "hubs:") as patient:
         token = await patient.register(agent)
     async with redis_registry(server.url, "hubs:", timeout=0.25) as registry:
-        await until(lambda: _back(registry, agent, token), "the server, as soon as the machine is quick enough")
+        await wait_until(lambda: _back(registry, agent, token), "the server, as soon as the machine is quick enough")
         yield registry, token
 
 
@@ -254,7 +255,7 @@ async def test_a_server_that_hangs_does_not_delay_every_caller(server: Server) -
         assert answers == [True] * 500
         assert 1 <= len(asked) < 100  # as many as ask at the same time, and now and then one more
         server.signal(signal.SIGCONT)
-        await until(lambda: _back(registry, "a", token), "the server")
+        await wait_until(lambda: _back(registry, "a", token), "the server")
 
 
 async def test_many_concurrent_lookups_use_few_connections(server: Server) -> None:
@@ -274,10 +275,10 @@ async def test_a_hub_started_during_an_outage_follows_changes_afterwards(server:
         with pytest.raises(StoreAway):
             await registry.verify("a", token)
         server.start()
-        await until(lambda: _back(registry, "a", token), "the server")
+        await wait_until(lambda: _back(registry, "a", token), "the server")
         async with redis_registry(server.url, "hubs:") as other:
             await other.revoke("a")
-        await until(lambda: heard == ["a"], "the revocation")
+        await wait_until(lambda: heard == ["a"], "the revocation")
 
 
 @pytest.mark.long
@@ -288,8 +289,8 @@ async def test_a_change_whose_answer_timed_out_is_announced(server: Server) -> N
         with pytest.raises(StoreAway):
             await registry.revoke("a")  # which waits in the server's socket, and is carried out later
         server.signal(signal.SIGCONT)
-        await until(lambda: heard == ["a"], "the revocation")
-        await until(lambda: _gone(registry, token), "the token")
+        await wait_until(lambda: heard == ["a"], "the revocation")
+        await wait_until(lambda: _gone(registry, token), "the token")
 
 
 async def _gone(registry: Registry, token: str) -> bool:

@@ -28,7 +28,7 @@ from headgate.hub.app import Hub
 from headgate.hub.storage.database import DatabaseError
 from headgate.proto import envelope_pb2 as wire
 from tests.support.admin import LIMITS, ping
-from tests.support.agent_connections import ended
+from tests.support.agent_connections import read_close
 from tests.support.hub import VIEWER, agent_connection, hub_settings
 from tests.support.hub_process import ADMIN, HubProcess, hub_process
 from tests.support.ports import unused_port
@@ -239,7 +239,7 @@ def test_a_signal_stops_the_hub_gracefully(tmp_path: Path, number: int) -> None:
             os.kill(hub.pid, number)
             told = agent.hear()
             assert (told["type"], 1000 <= told["retry_after_ms"] <= 5000) == ("going_away", True)
-            assert ended(agent) == (1012, f"restarting; retry in {told['retry_after_ms']} ms")
+            assert read_close(agent) == (1012, f"restarting; retry in {told['retry_after_ms']} ms")
         assert hub.end(0) == 0
         assert "Traceback" not in "".join(hub.err)
 
@@ -507,7 +507,7 @@ def test_hubs_over_one_server_share_agents_limits_and_violations(hubs: tuple[Hub
 
             assert there.delete("/api/admin/agents/shared/token").json()["revoked"] is True
             for agent in (left, right):
-                assert ended(agent)[0] == 1008
+                assert read_close(agent)[0] == 1008
         with one.http(token) as client:
             assert client.get("/api/tasks").status_code == 401
 

@@ -7,7 +7,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from headgate import Policy
-from tests.support.agent_connections import left
+from tests.support.agent_connections import remaining_by_tier
 from tests.support.hub import ADMIN, AgentConnection, hub_server
 
 LIMITS = "/api/admin/rate-limits"
@@ -101,9 +101,9 @@ def test_bad_session_limits_are_refused(body: dict[str, Any], detail: str) -> No
 def test_e2_a_denied_signal_is_a_violation_that_takes_no_token_and_slows_its_flooder() -> None:
     with hub_server(STRICT) as hub, hub.agent("planner") as wire:
         wire.ask("session_open", session=1)
-        before = left(hub, "planner")
+        before = remaining_by_tier(hub, "planner")
         assert signals(wire, 1, 2 + 30) == ["signal_logged"] * 2 + ["rate_limited"] * 30
-        assert left(hub, "planner") == before
+        assert remaining_by_tier(hub, "planner") == before
         assert hub.hub.flood_counter.connections == 1, "it is read more slowly"
         status = wire.ask("status")
         assert (status["rate_limited"], status["violations"]) == (True, 30)

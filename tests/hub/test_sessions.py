@@ -6,7 +6,7 @@ import httpx
 
 from headgate import Policy
 from headgate.hub.storage.database import DatabaseError
-from tests.support.agent_connections import left, metrics, use_up
+from tests.support.agent_connections import empty_bucket, read_metrics, remaining_by_tier
 from tests.support.hub import ADMIN, AgentConnection, HubServer, hub_server
 
 SIGNAL = {"type": "seen", "entity": "door-7", "weight": 0.5, "timestamp": 1_700_000_000.25}
@@ -26,7 +26,7 @@ def logged(http: httpx.Client, session: str | int, query: str = "") -> list[Any]
 
 def buckets(hub: HubServer) -> tuple[int, int]:
     """How many sessions are open, and how many of them have been used."""
-    counted = metrics(hub)
+    counted = read_metrics(hub)
     return counted["open_sessions"], counted["session_buckets"]
 
 
@@ -205,11 +205,11 @@ def test_e4_closed_then_limit_then_validation_then_write() -> None:
 def test_e4_signals_are_limited_by_their_session_alone() -> None:
     with hub_server() as hub, hub.agent("planner") as wire:
         wire.ask("session_open", session="s")
-        before = left(hub, "planner")
+        before = remaining_by_tier(hub, "planner")
         assert {signal(wire, "s") for _ in range(20)} == {"signal_logged"}
-        assert left(hub, "planner") == before
+        assert remaining_by_tier(hub, "planner") == before
         for tier in before:
-            use_up(hub, "planner", tier)
+            empty_bucket(hub, "planner", tier)
         assert signal(wire, "s") == "signal_logged"
         assert wire.ask("session_close", session="s")["type"] == "rate_limited", "which is an action like others"
 

@@ -10,7 +10,7 @@ from sqlite3 import Connection
 import pytest
 
 from headgate import Policy
-from tests.support.agent_connections import ended, overfill, slow_reader
+from tests.support.agent_connections import overfill, read_close, slow_reader
 from tests.support.hub import HubServer, hub_server
 from tests.support.valkey import PATIENCE, wait_for
 
@@ -53,8 +53,8 @@ def test_every_connection_is_told_when_to_reconnect() -> None:
                 goodbye = wire.hear()
                 assert goodbye.keys() == {"type", "retry_after_ms"}
                 assert (goodbye["type"], 1000 <= goodbye["retry_after_ms"] <= 5000) == ("going_away", True)
-                assert ended(wire) == (1012, f"restarting; retry in {goodbye['retry_after_ms']} ms")
-            assert ended(stranger)[0] == 1012
+                assert read_close(wire) == (1012, f"restarting; retry in {goodbye['retry_after_ms']} ms")
+            assert read_close(stranger)[0] == 1012
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_request_in_progress_is_answered_before_the_close() -> None:
                 let_go()
                 assert wire.hear() == {"type": "message_sent", "to": "friend", "delivered": False, "id": 7}
                 assert wire.hear()["type"] == "going_away"
-                assert ended(wire)[0] == 1012
+                assert read_close(wire)[0] == 1012
 
 
 @pytest.mark.usefixtures("_patient")
@@ -110,7 +110,7 @@ def test_a_request_that_does_not_end_delays_the_stop_only_briefly(monkeypatch: p
         (socket,) = hub.hub.presence.sockets_of("planner")
         wait_for(socket.busy.locked, "it to be handled")
         with stopping(hub):
-            assert ended(wire)[0] == 1012
+            assert read_close(wire)[0] == 1012
             let_go()
 
 

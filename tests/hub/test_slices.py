@@ -14,8 +14,9 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from headgate.hub.connections.connection import CONTROL_BURST, GuardedConnection
 from headgate.hub.connections.frame_meter import FRAMES, MAX_FRAGMENTS, FrameMeter
 from headgate.hub.connections.guard import ConnectionGuard
-from tests.support.agent_connections import received
+from tests.support.agent_connections import receive_until
 from tests.support.attacks import EMPTY_CONTINUATION, FIRST_FRAGMENT, HANDSHAKE, LARGE_PING, MASK, PING
+from tests.support.event_loop import take_turns
 from tests.support.flooders import frame
 from tests.support.guarded_server import guarded_server, open_websocket, plain_app
 from tests.support.hub import hub_server
@@ -118,7 +119,7 @@ def test_messages_after_a_close_are_not_parsed(monkeypatch: pytest.MonkeyPatch) 
 def test_pings_within_the_bound_are_answered() -> None:
     with hub_server() as hub, open_websocket(hub) as connection:
         connection.sendall(PING * (CONTROL_BURST - 1) + AGENT_PING)
-        assert received(connection, b'"id":1').count(b"\x8a\x04ping") == CONTROL_BURST - 1
+        assert receive_until(connection, b'"id":1').count(b"\x8a\x04ping") == CONTROL_BURST - 1
 
 
 @pytest.mark.parametrize("path", ["/ws", "/relay", "/ws/dashboard"])
@@ -133,7 +134,7 @@ def test_pings_within_the_bound_are_answered() -> None:
 def test_frames_that_carry_no_message_close_the_connection(path: str, flood: bytes, reason: bytes) -> None:
     with hub_server() as hub, open_websocket(hub, path) as connection:
         connection.sendall(flood)
-        last = received(connection, reason).partition(reason)[0]
+        last = receive_until(connection, reason).partition(reason)[0]
         assert last.endswith(b"\x88" + bytes([2 + len(reason)]) + (1008).to_bytes(2, "big"))
         with hub.agent("good") as wire:
             assert wire.ask("ping") == {"type": "pong"}
@@ -146,7 +147,7 @@ def test_fragments_beyond_the_rate_are_read_later(monkeypatch: pytest.MonkeyPatc
     message = b"".join([b"\x01\x81" + MASK + text[:1], *fragments, b"\x80\x81" + MASK + text[-1:]])
     with hub_server() as hub, open_websocket(hub) as connection:
         connection.sendall(message)
-        assert b"not_identified" in received(connection, b'"id":1')
+        assert b"not_identified" in receive_until(connection, b'"id":1')
 
 
 def test_nothing_is_read_from_a_peer_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +192,7 @@ def test_frames_before_the_answer_to_a_handshake_wait_for_it(
         server.call(found[0].data_received, early)
         server.run(asyncio.sleep(0))  # a turn, in which it would be passed on
         server.call(accept.set)
-        assert received(connection, answer).startswith(b"HTTP/1.1 101")
+        assert receive_until(connection, answer).startswith(b"HTTP/1.1 101")
     assert [record for record in caplog.records if record.exc_info] == []
 
 
@@ -238,11 +239,9 @@ def test_a_large_body_may_follow_a_request_whose_body_is_being_read() -> None:
     """uvicorn reads on for the first, and gets the body of the second with it."""
 
     async def read_and_answer(scope: Any, receive: Any, send: Any) -> None:
-        for _ in range(100):  # turns, in which the rest comes
-            await asyncio.sleep(0)
+        await take_turns(100)  # turns, in which the rest comes
         await receive()
-        for _ in range(100):
-            await asyncio.sleep(0)
+        await take_turns(100)
         await plain_app(scope, receive, send)
 
     with guarded_server(read_and_answer) as (server, _), server.connect() as connection:

@@ -27,7 +27,7 @@ from headgate.errors import StoreAway, StoreLost
 from headgate.gate.reload import reload_file
 from headgate.hub.api import admin_hub_routes
 from headgate.hub.sockets.frames import Message
-from tests.support.agent_connections import hello
+from tests.support.agent_connections import send_hello
 from tests.support.cluster import steady_cluster
 from tests.support.hub import ADMIN, HubServer, hub_server
 from tests.support.valkey import PATIENCE, Server, wait_for
@@ -282,9 +282,9 @@ def test_a_server_that_was_away_at_the_start_is_known_when_it_comes(server: Serv
 def test_the_relay_refuses_unknown_agents_and_ends_the_others_when_the_store_is_accepted(server: Server) -> None:
     with hub_on(server) as hub, hub.socket("/relay") as known, hub.socket("/relay") as unknown:
         token, other = hub.register("known"), hub.register("unknown")
-        assert hello(known, "known", token).WhichOneof("payload") == "welcome"
+        assert send_hello(known, "known", token).WhichOneof("payload") == "welcome"
         lose_data(server, hub)
-        assert hello(unknown, "unknown", other).error.code == "store_lost"
+        assert send_hello(unknown, "unknown", other).error.code == "store_lost"
         assert accept(hub, "keep")[0] == 200
         with pytest.raises(ConnectionClosed, match="1008"):
             known.socket.recv(PATIENCE)
@@ -356,7 +356,7 @@ def test_b6_nobody_is_known_until_the_changes_were_read(
             assert planner.get(path).json()["error"] == "unavailable"
         assert register(hub, "eve") == (503, "unavailable")
         with hub.socket("/relay") as relay:
-            assert hello(relay, "planner", token).error.code == "unavailable"
+            assert send_hello(relay, "planner", token).error.code == "unavailable"
         assert admin.post("/api/admin/agents", json={"agent_id": "ada"}).status_code == 503
         assert admin.get("/api/admin/rate-limits").status_code == 200  # the built-in admin is known
     assert first_answer(lambda: register(hub, "eve")[0]) == 201

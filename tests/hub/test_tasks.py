@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.support.agent_connections import use_up
+from tests.support.agent_connections import empty_bucket
 from tests.support.hub import ADMIN, AgentConnection, HubServer, hub_server
 from tests.support.valkey import wait_for
 
@@ -48,7 +48,7 @@ def test_b5_a_task_is_posted_assigned_worked_on_and_completed() -> None:
 
 def limit(hub: HubServer, agent: str, wire: AgentConnection) -> None:
     """Have an agent denied once."""
-    use_up(hub, agent)
+    empty_bucket(hub, agent)
     assert wire.ask("ping")["type"] == "rate_limited"
 
 

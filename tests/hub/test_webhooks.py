@@ -17,10 +17,11 @@ from headgate._version import VERSION
 from headgate.hub.monitoring import webhooks as module
 from headgate.hub.monitoring.denials import DeniedAction
 from headgate.hub.monitoring.webhooks import Webhooks
+from tests.support.event_loop import wait_until
 from tests.support.ports import unused_port
 from tests.support.valkey import PATIENCE
 from tests.support.webhook_receiver import Receiver
-from tests.support.webhooks import SECRET, RecordingClock, alert, started_webhooks, until
+from tests.support.webhooks import SECRET, RecordingClock, alert, started_webhooks
 
 pytestmark = pytest.mark.usefixtures("without_proxies", "patient")
 
@@ -42,7 +43,7 @@ async def test_b8_the_content_of_a_webhook(receiver: Receiver) -> None:
         new = alert("pläner <b>", times=2, total=12, actions=denied, address="192.0.2.7")
         webhooks.send("alert.raised", new)
         webhooks.send("alert.resolved", alert("pläner <b>", times=2, resolved_at=1_700_000_060.25))
-        await until(lambda: webhooks.delivered == 2, "both")
+        await wait_until(lambda: webhooks.delivered == 2, "both")
         assert (webhooks.failed, webhooks.dropped, webhooks.waiting) == (0, 0, 0)
     raised, resolved = receiver.heard
     assert raised.path == "/alerts"
@@ -72,7 +73,7 @@ async def test_b8_the_content_of_a_webhook(receiver: Receiver) -> None:
 async def test_b8_the_signature_covers_the_time_and_the_body(receiver: Receiver) -> None:
     async with started_webhooks(receiver.url) as webhooks:
         webhooks.send("alert.raised", alert())
-        await until(lambda: webhooks.delivered, "it")
+        await wait_until(lambda: webhooks.delivered, "it")
     (heard,) = receiver.heard
     signed = f"{heard.headers['X-Headgate-Timestamp']}.".encode() + heard.body
     assert heard.headers["X-Headgate-Signature"] == f"sha256={hmac_by_hand(SECRET.encode(), signed)}"
@@ -116,7 +117,7 @@ async def test_a_password_in_the_url_is_sent_and_never_logged(receiver: Receiver
         async with started_webhooks(f"http://{there}", f"http://{nowhere}") as webhooks:
             receiver.answers.append(404)
             webhooks.send("alert.raised", alert())
-            await until(lambda: webhooks.failed == 1 and len(logged) == 2, "what is logged of both")
+            await wait_until(lambda: webhooks.failed == 1 and len(logged) == 2, "what is logged of both")
     assert receiver.heard[0].headers["Authorization"] == "Basic dXNlcjphLXBhc3N3b3Jk"
     assert receiver.heard[0].path == "/alerts?key=a-key"
     for secret in ("a-password", "a-key", SECRET, "user"):
@@ -133,7 +134,7 @@ async def test_b8_a_refused_webhook_is_given_up_and_the_next_is_sent(receiver: R
     async with started_webhooks(receiver.url) as webhooks:
         for number in range(8):
             webhooks.send("alert.raised", alert(str(number)))
-        await until(lambda: webhooks.delivered, "the last")
+        await wait_until(lambda: webhooks.delivered, "the last")
         assert (webhooks.failed, webhooks.waiting) == (7, 0)
     assert [agent for _, agent in receiver.events] == list("01234567")
     assert [line["problem"] for line in logged] == [f"status {status}" for status in statuses]
@@ -149,7 +150,7 @@ async def test_b8_a_redirect_is_not_followed(receiver: Receiver, logged: list[An
         async with started_webhooks(receiver.url) as webhooks:
             for _ in statuses:
                 webhooks.send("alert.raised", alert())
-            await until(lambda: webhooks.failed == 6, "the refusals")
+            await wait_until(lambda: webhooks.failed == 6, "the refusals")
         assert (len(receiver.heard), elsewhere.heard) == (6, [])
         told = [f"status {status}, and redirects are not followed" for status in statuses]
         assert [line["problem"] for line in logged] == told
@@ -167,19 +168,19 @@ async def test_b8_each_receiver_gets_webhooks_in_order_and_delays_no_other(recei
         async with started_webhooks(receiver.url, flaky.url, quick.url, clock=clock) as webhooks:
             for agent in agents:
                 webhooks.send("alert.raised", alert(agent))
-            await until(lambda: len(quick.heard) == 20, "those of the quick one")
+            await wait_until(lambda: len(quick.heard) == 20, "those of the quick one")
             await clock.wait_for_waits(1)
             clock.advance(30)
             await clock.wait_for_waits(2)
             clock.advance(30)
-            await until(lambda: len(flaky.heard) == 22, "those of the flaky one")
+            await wait_until(lambda: len(flaky.heard) == 22, "those of the flaky one")
             assert len(receiver.heard) == 1
-            await until(lambda: webhooks.delivered == 40, "40")
+            await wait_until(lambda: webhooks.delivered == 40, "40")
             assert webhooks.waiting == 20
             receiver.let_go.set()
             await clock.wait_for_waits(3)  # since there was no answer
             clock.advance(30)
-            await until(lambda: webhooks.delivered == 60, "all")
+            await wait_until(lambda: webhooks.delivered == 60, "all")
         assert [agent for _, agent in quick.events] == agents
         assert [agent for _, agent in flaky.events] == ["agent-0", *agents[:2], *agents[1:]]
         assert [agent for _, agent in receiver.events] == ["agent-0", *agents]
@@ -193,14 +194,14 @@ async def test_b8_a_full_queue_drops_the_oldest_webhooks(
     clock = RecordingClock()
     async with started_webhooks(receiver.url, clock=clock) as webhooks:
         webhooks.send("alert.raised", alert("0"))
-        await until(lambda: receiver.heard, "the first")
+        await wait_until(lambda: receiver.heard, "the first")
         for number in range(1, 9):
             webhooks.send("alert.raised", alert(str(number)))
         assert (webhooks.dropped, webhooks.waiting) == (5, 4)
         receiver.let_go.set()
         await clock.wait_for_waits(1)
         clock.advance(30)
-        await until(lambda: webhooks.delivered == 4, "those that are left")
+        await wait_until(lambda: webhooks.delivered == 4, "those that are left")
         assert (webhooks.dropped, webhooks.failed, webhooks.waiting) == (5, 0, 0)
     assert [agent for _, agent in receiver.events] == ["0", "0", "6", "7", "8"]
     full = [line for line in logged if line["event"].startswith("too many webhooks wait")]
@@ -233,7 +234,7 @@ async def test_b8_an_endless_response_is_not_read(receiver: Receiver, head: byte
     async with started_webhooks(receiver.url) as webhooks:
         webhooks.send("alert.raised", alert("one"))
         webhooks.send("alert.raised", alert("other"))
-        await until(lambda: webhooks.delivered == 2, "both")
+        await wait_until(lambda: webhooks.delivered == 2, "both")
     receiver.close()  # which waits until it can't send any more
     assert sent[0] < 50_000_000
     receiver._server.socket.close()
@@ -253,7 +254,7 @@ async def test_an_unexpected_error_affects_no_other_webhook(
     async with started_webhooks(receiver.url) as webhooks:
         webhooks.send("alert.raised", alert("one"))
         webhooks.send("alert.raised", alert("other"))
-        await until(lambda: webhooks.delivered, "the other")
+        await wait_until(lambda: webhooks.delivered, "the other")
         assert (webhooks.failed, webhooks.waiting) == (1, 0)
     assert [agent for _, agent in receiver.events] == ["other"]
     assert [line["event"] for line in logged] == ["a webhook could not be sent"]
@@ -278,14 +279,14 @@ async def test_a_receiver_with_an_untrusted_certificate_gets_nothing(
     monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
     async with started_webhooks(url) as webhooks:
         webhooks.send("alert.raised", alert())
-        await until(lambda: webhooks.delivered, "it, by an authority that the environment names")
+        await wait_until(lambda: webhooks.delivered, "it, by an authority that the environment names")
 
 
 async def test_a_proxy_from_the_environment_is_used(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{receiver.port}")
     async with started_webhooks("http://alerts.example/path") as webhooks:
         webhooks.send("alert.raised", alert())
-        await until(lambda: webhooks.delivered, "it")
+        await wait_until(lambda: webhooks.delivered, "it")
     assert receiver.heard[0].path == "http://alerts.example/path"
 
 

@@ -14,10 +14,11 @@ import pytest
 from headgate import ManualClock
 from headgate.hub.monitoring import webhooks as module
 from headgate.hub.monitoring.webhooks import Webhooks
+from tests.support.event_loop import wait_until
 from tests.support.ports import unused_port
 from tests.support.valkey import PATIENCE
 from tests.support.webhook_receiver import Receiver
-from tests.support.webhooks import SECRET, RecordingClock, alert, started_webhooks, until
+from tests.support.webhooks import SECRET, RecordingClock, alert, started_webhooks
 
 TIMEOUT = module._TIMEOUT
 pytestmark = pytest.mark.usefixtures("without_proxies", "patient")
@@ -49,15 +50,15 @@ async def test_b8_temporary_failures_are_retried(receiver: Receiver, logged: lis
             await clock.wait_for_waits(tries)
             assert (webhooks.waiting, webhooks.delivered, webhooks.failed) == (1, 0, 0), answers[tries - 1]
             clock.advance(30)
-        await until(lambda: webhooks.delivered, "it")
+        await wait_until(lambda: webhooks.delivered, "it")
         assert (webhooks.waiting, webhooks.failed, len(receiver.heard)) == (0, 0, len(answers) + 1)
         webhooks.send("alert.raised", alert())
-        await until(lambda: webhooks.delivered == 2, "the second")
+        await wait_until(lambda: webhooks.delivered == 2, "the second")
         receiver.answers.append(500)
         webhooks.send("alert.raised", alert())
         await clock.wait_for_waits(len(answers) + 1)
         clock.advance(30)
-        await until(lambda: webhooks.delivered == 3, "the third")
+        await wait_until(lambda: webhooks.delivered == 3, "the third")
     assert len({one.body for one in receiver.heard}) == 1, "the same each time"
     assert {one.headers["X-Headgate-Delivery"] for one in receiver.heard} == {"0123abcd-1-raised"}
     events = [line["event"] for line in logged]
@@ -74,7 +75,7 @@ async def test_b8_timeouts_are_retried(receiver: Receiver, monkeypatch: pytest.M
     async with started_webhooks(receiver.url, clock=clock) as webhooks:
         webhooks.send("alert.raised", alert())
         for tries in range(1, 12):
-            await until(lambda tries=tries: webhooks.delivered or len(clock.waits) == tries, "a try")  # type: ignore[misc]
+            await wait_until(lambda tries=tries: webhooks.delivered or len(clock.waits) == tries, "a try")  # type: ignore[misc]
             if webhooks.delivered:
                 break
             monkeypatch.setattr(module, "_TIMEOUT", within * 2**tries)
@@ -130,7 +131,7 @@ async def test_b8_retry_after_is_respected_within_bounds(receiver: Receiver, mon
             await clock.wait_for_waits(number)
             assert low <= clock.waits[-1] <= high, asked
             clock.advance(clock.waits[-1])
-            await until(lambda number=number: webhooks.delivered == number, "it")  # type: ignore[misc]
+            await wait_until(lambda number=number: webhooks.delivered == number, "it")  # type: ignore[misc]
 
 
 async def test_b8_a_webhook_is_given_up_after_an_hour_and_the_next_is_sent(
@@ -148,7 +149,7 @@ async def test_b8_a_webhook_is_given_up_after_an_hour_and_the_next_is_sent(
         clock.advance(1)
         if not webhooks.failed:
             clock.advance(30)
-        await until(lambda: webhooks.delivered == 1, "the new one")
+        await wait_until(lambda: webhooks.delivered == 1, "the new one")
         assert (webhooks.failed, webhooks.waiting) == (1, 0)
     assert [agent for _, agent in receiver.events] == ["old"] * 3 + ["new"]
     given_up = [line for line in logged if line["event"] == "webhooks are given up"]
@@ -178,7 +179,7 @@ async def test_b8_stopping_retries_a_webhook_in_flight_once(receiver: Receiver) 
     began = time.monotonic()
     async with started_webhooks(receiver.url) as webhooks:
         webhooks.send("alert.raised", alert())
-        await until(lambda: receiver.heard, "the request")
+        await wait_until(lambda: receiver.heard, "the request")
         webhooks.hurry()
         receiver.let_go.set()
     assert (webhooks.delivered, webhooks.failed, len(receiver.heard)) == (1, 0, 2)
@@ -203,7 +204,7 @@ async def test_b8_stopping_waits_for_a_hanging_receiver_within_bounds(receiver: 
     async with started_webhooks(receiver.url, within=0.1) as webhooks:
         webhooks.send("alert.raised", alert())
         webhooks.send("alert.resolved", alert())
-        await until(lambda: receiver.heard, "the request")
+        await wait_until(lambda: receiver.heard, "the request")
     assert (webhooks.delivered, webhooks.failed, webhooks.waiting) == (0, 2, 0)
     (line,) = logged
     assert (line["event"], line["many"], line["problem"]) == ("webhooks are given up", 2, "the hub stops")
@@ -220,7 +221,7 @@ async def test_the_time_limit_of_a_stop_starts_when_it_begins(
     webhooks.hurry()
     loop = asyncio.get_running_loop()
     over = loop.time() + 0.05
-    await until(lambda: loop.time() > over, "the time to be up")
+    await wait_until(lambda: loop.time() > over, "the time to be up")
     webhooks._within = 10 * PATIENCE
     await asyncio.wait_for(webhooks.close(), PATIENCE)
     assert webhooks.failed == 1
@@ -230,6 +231,6 @@ async def test_webhooks_sent_while_stopping_are_delivered(receiver: Receiver) ->
     async with started_webhooks(receiver.url) as webhooks:
         webhooks.hurry()
         webhooks.send("alert.raised", alert("late"))
-        await until(lambda: webhooks.delivered == 1, "it")
+        await wait_until(lambda: webhooks.delivered == 1, "it")
         webhooks.send("alert.raised", alert("last"))
     assert [agent for _, agent in receiver.events] == ["late", "last"]

@@ -41,7 +41,7 @@ from headgate.limits.numbers import LARGEST
 from headgate.stores.base import Ask, Store, Verb
 from headgate.stores.reference import BucketModel, Model, ReferenceKey, WindowModel
 from tests.support.ports import unused_port
-from tests.support.redis_store import Unshared
+from tests.support.redis_store import StoreWithoutChangeLog
 from tests.support.refusals import refusal
 from tests.support.valkey import PATIENCE, Server
 
@@ -302,7 +302,7 @@ def opened(server: Server, store: str) -> Iterator[Store]:
             return
         url = f"redis://127.0.0.1:{stack.enter_context(unused_port())}" if store.startswith("away") else server.url
         options = {"prefix": f"meet-{uuid4().hex}:", "clock": clock, "timeout": PATIENCE, **STORES[store]}
-        made = stack.enter_context(Unshared(url, **options))
+        made = stack.enter_context(StoreWithoutChangeLog(url, **options))
         if made._flusher is not None:
             made._flusher._thread = _IDLE  # nothing is sent by itself: that would depend on the machine's speed
         yield made

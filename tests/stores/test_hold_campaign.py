@@ -23,11 +23,11 @@ from tests.support.hold_campaign import (
     SLOTS,
     Line,
     Record,
-    declared,
-    recorded,
+    declared_limits,
+    read_record,
 )
 from tests.support.holder_processes import HOLDERS, KILLS, Holders, judge, starts_of_hours
-from tests.support.redis_store import keys_of, time_of
+from tests.support.redis_store import keys_of, server_time
 from tests.support.valkey import PATIENCE, Server, wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.once]
@@ -44,12 +44,12 @@ def test_what_killed_holders_have_held_is_counted_once_and_comes_back(tmp_path: 
     with ExitStack() as stack:
         nodes = stack.enter_context(steady_cluster())
         raws = [stack.enter_context(node.client()) for node in nodes]
-        limits = declared(starts_of_hours(raws[0]))
+        limits = declared_limits(starts_of_hours(raws[0]))
         holders = stack.enter_context(Holders("tests.support.hold_campaign", nodes, tmp_path, WRITTEN))
         holders.kill_some(HOLDERS, KILLS)
-        ended = time_of(raws[0])
+        ended = server_time(raws[0])
         calls = holders.history()
-        wait_for(lambda: time_of(raws[0]) > ended + (LEASE + 1) * SECOND, "the end of all leases")
+        wait_for(lambda: server_time(raws[0]) > ended + (LEASE + 1) * SECOND, "the end of all leases")
         calls += expect_all_slots(holders.url, calls, tmp_path)
         judge(calls, limits, KINDS, tmp_path)
         expect_nothing_left(holders.url, calls, raws)
@@ -71,7 +71,7 @@ def expect_all_slots(url: str, calls: list[Line], folder: Path) -> list[Line]:
                         for hold in held[:SLOTS]:
                             hold.settle()
     record.close()
-    return recorded(folder / "last.jsonl")
+    return read_record(folder / "last.jsonl")
 
 
 def expect_nothing_left(url: str, calls: list[Line], raws: list[Any]) -> None:

@@ -21,7 +21,7 @@ from headgate.errors import UnknownHold
 from headgate.limits.slots import Leases
 from headgate.stores.base import Ask, Verb
 from headgate.stores.holds import HoldAnswer, HoldTerms
-from tests.support.finalizers import ALLOCATIONS, interrupt
+from tests.support.finalizers import ALLOCATIONS, collect_during
 from tests.support.threads import run_together
 
 THREADS = 8
@@ -116,9 +116,9 @@ def test_a7_a_hold_within_a_hold_is_counted_exactly() -> None:
         def hold(limiter: Limiter = limiter) -> Hold:
             return limiter.hold("key", 3)
 
-        outer = interrupt(hold, lambda: inner.append(hold()), allocation)  # noqa: B023
+        outer = collect_during(hold, lambda: inner.append(hold()), allocation)  # noqa: B023
         assert [bool(one) for one in (outer, *inner)].count(True) == 1, allocation
-        interrupt(lambda: held.settle(0), lambda: [one.settle(1) for one in inner if one], allocation)  # noqa: B023
+        collect_during(lambda: held.settle(0), lambda: [one.settle(1) for one in inner if one], allocation)  # noqa: B023
         outer = outer or inner[0]
         if outer.state == "open":
             outer.settle(1)

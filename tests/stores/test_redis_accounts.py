@@ -18,7 +18,7 @@ from headgate.stores.base import Ask, Verb
 from headgate.stores.holds import AccountStore, HoldTerms, ListedHold, UsageRow
 from headgate.stores.redis import RedisStore, shapes
 from tests.support.cluster import steady_cluster
-from tests.support.redis_store import doubles, keys_of
+from tests.support.redis_store import keys_of, pack_doubles
 from tests.support.valkey import PATIENCE, Server, wait_for
 
 pytestmark = pytest.mark.once
@@ -96,7 +96,7 @@ def test_the_format_of_accounts(still: RedisStore, raw: Any) -> None:
         head = struct.pack("<BBBdd5IB", 1, 0, 5, 1060.0 * SECOND, 600.0 * SECOND, 1, 4, 4, 4, 4, 8)
         assert stored.startswith(head + digest(SHAPE) + struct.pack("<H", 6) + b"run-42")
         bucket = raw.get("headgate:{acme}/acme}b1:100/day:tokens")
-        assert stored[-32:] == doubles(TODAY, -struct.unpack("<8d", bucket)[2], TODAY, 0)
+        assert stored[-32:] == pack_doubles(TODAY, -struct.unpack("<8d", bucket)[2], TODAY, 0)
 
 
 def test_everything_beside_a_root_expires(store: RedisStore, raw: Any) -> None:

@@ -19,6 +19,7 @@ import pytest
 from headgate import Decision, Limit, Limiter, SlidingWindow, parse, per_day, per_minute
 from headgate.stores.redis import RedisStore, batching
 from headgate.stores.redis.script import SOURCE
+from tests.support.event_loop import take_turns
 from tests.support.threads import run_together
 from tests.support.valkey import PATIENCE, Server, wait_for
 
@@ -301,8 +302,7 @@ async def test_cancelling_a_check_that_was_sent_affects_no_other(server: Server,
         server.signal(signal.SIGSTOP)  # so that there is no answer yet
         try:
             tasks = [asyncio.create_task(limiter.acheck("key")) for _ in range(10)]
-            for _ in range(20):
-                await asyncio.sleep(0)
+            await take_turns(20)
             for number in cancelled:
                 tasks[number].cancel()
             await asyncio.sleep(0)

@@ -10,7 +10,7 @@ from redis.crc import key_slot
 
 from headgate import Limiter
 from headgate.stores.redis import RedisStore
-from tests.support.fault_trial import CAPACITY, HOT, IMPATIENT, LIMIT, WORKERS, trial
+from tests.support.fault_trial import CAPACITY, HOT, IMPATIENT, LIMIT, WORKERS, fault_trial
 from tests.support.threads import run_together
 from tests.support.valkey import PATIENCE, Server, cluster, is_whole, replicated_server, wait_for
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.once, pytest.mark.usefixtures("_leave_nothing_open")]
 
 @pytest.mark.long
 def test_a_slot_that_moves_to_another_node_is_followed(kind: str) -> None:
-    with cluster() as nodes, trial(f"redis+cluster://127.0.0.1:{nodes[0].port}", kind) as it:
+    with cluster() as nodes, fault_trial(f"redis+cluster://127.0.0.1:{nodes[0].port}", kind) as it:
         with it.load as load:
             load.ration()
             load.wait_for_passes(1)  # so that there is a key to move
@@ -61,7 +61,7 @@ def move_slot(nodes: list[Server], slot: int, meanwhile: Callable[[], None]) -> 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hanging"])
 def test_a_node_of_a_cluster_that_is_away_for_a_second(kind: str, fault: int) -> None:
     timeout = IMPATIENT if fault == signal.SIGSTOP else PATIENCE
-    with cluster() as nodes, trial(f"redis+cluster://127.0.0.1:{nodes[0].port}", kind, timeout=timeout) as it:
+    with cluster() as nodes, fault_trial(f"redis+cluster://127.0.0.1:{nodes[0].port}", kind, timeout=timeout) as it:
         node = nodes[owner_of(nodes, key_slot(HOT.encode()))]
         with it.load as load:
             load.wait_for_passes(CAPACITY // 4)
@@ -104,7 +104,7 @@ def test_a_failover_by_sentinel(kind: str) -> None:
     """Writes that had not reached the replica are lost: more than the capacity may pass, but never twice as much."""
     with (
         replicated_server() as (master, replica, sentinel),
-        trial(f"redis+sentinel://127.0.0.1:{sentinel.port}/main", kind) as it,
+        fault_trial(f"redis+sentinel://127.0.0.1:{sentinel.port}/main", kind) as it,
         sentinel.client(decode_responses=True) as client,
     ):
         with it.load as load:
@@ -145,7 +145,7 @@ def test_after_a_failover_no_connection_goes_to_the_old_master() -> None:
 def test_callers_dont_wait_for_sentinels_that_are_away_too(kind: str) -> None:
     with (
         replicated_server() as (master, _, sentinel),
-        trial(f"redis+sentinel://127.0.0.1:{sentinel.port}/main", kind) as it,
+        fault_trial(f"redis+sentinel://127.0.0.1:{sentinel.port}/main", kind) as it,
     ):
         with it.load as load:
             load.wait_for_passes(CAPACITY // 4)

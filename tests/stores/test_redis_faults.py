@@ -10,7 +10,7 @@ import pytest
 
 from headgate import AllOf, Limit, Limiter, ManualClock, SlidingWindow, per_day
 from headgate.stores.redis import RedisStore
-from tests.support.fault_trial import CAPACITY, HOT, IMPATIENT, LIMIT, SPENT, WORKERS, trial
+from tests.support.fault_trial import CAPACITY, HOT, IMPATIENT, LIMIT, SPENT, WORKERS, fault_trial
 from tests.support.redis_store import BACK, POLICIES
 from tests.support.threads import run_together
 from tests.support.valkey import PATIENCE, Server, wait_for
@@ -29,7 +29,7 @@ def server() -> Iterator[Server]:
 
 
 def test_a_script_flush_goes_unnoticed(server: Server, kind: str) -> None:
-    with trial(server.url, kind) as it, server.client() as client:
+    with fault_trial(server.url, kind) as it, server.client() as client:
         with it.load as load:
             load.ration()
             load.wait_for_passes(CAPACITY // 10)
@@ -48,7 +48,7 @@ def test_a_script_flush_goes_unnoticed(server: Server, kind: str) -> None:
 
 
 def test_closed_connections_are_opened_again(server: Server, kind: str) -> None:
-    with trial(server.url, kind) as it, server.client() as client:
+    with fault_trial(server.url, kind) as it, server.client() as client:
         with it.load as load:
             for _ in range(3):
                 load.wait_for_passes(CAPACITY // 5)
@@ -76,7 +76,7 @@ def test_closed_connections_are_opened_again(server: Server, kind: str) -> None:
 def test_limits_hold_again_after_a_restart_that_loses_the_counts(
     server: Server, kind: str, end: signal.Signals, policy: str
 ) -> None:
-    with trial(server.url, kind, policy) as it:
+    with fault_trial(server.url, kind, policy) as it:
         with it.load as load:
             load.wait_for_passes(CAPACITY // 4)
             server.signal(end)
@@ -93,7 +93,7 @@ def test_limits_hold_again_after_a_restart_that_loses_the_counts(
 def test_a_server_with_a_journal_loses_nothing_when_it_is_killed(kind: str) -> None:
     with (
         Server("--appendonly", "yes", "--appendfsync", "always") as server,
-        trial(server.url, kind, "closed") as it,
+        fault_trial(server.url, kind, "closed") as it,
     ):
         with it.load as load:
             load.wait_for_passes(CAPACITY // 4)
@@ -109,7 +109,7 @@ def test_a_server_with_a_journal_loses_nothing_when_it_is_killed(kind: str) -> N
 @pytest.mark.parametrize("policy", ["open", "local"])
 def test_a_server_that_hangs(server: Server, kind: str, policy: str) -> None:
     """Later it executes calls that have timed out: they may be charged, but let nobody pass."""
-    with trial(server.url, kind, policy, IMPATIENT) as it:
+    with fault_trial(server.url, kind, policy, IMPATIENT) as it:
         with it.load as load:
             load.wait_for_passes(CAPACITY // 4)
             server.signal(signal.SIGSTOP)
@@ -127,7 +127,7 @@ def test_a_server_that_hangs(server: Server, kind: str, policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ["closed", "local"])
 def test_a_server_whose_memory_is_full(server: Server, kind: str, policy: str) -> None:
-    with trial(server.url, kind, policy) as it, server.client() as client:
+    with fault_trial(server.url, kind, policy) as it, server.client() as client:
         with it.load as load:
             load.wait_for_passes(CAPACITY // 4)
             client.config_set("maxmemory", 1)
@@ -142,7 +142,11 @@ def test_a_server_whose_memory_is_full(server: Server, kind: str, policy: str) -
 
 def test_a_master_that_becomes_a_replica_and_a_master_again(server: Server, kind: str) -> None:
     """Its counts are replaced by those of its temporary master, which has none."""
-    with Server("--repl-diskless-sync-delay", "0") as other, trial(server.url, kind) as it, server.client() as client:
+    with (
+        Server("--repl-diskless-sync-delay", "0") as other,
+        fault_trial(server.url, kind) as it,
+        server.client() as client,
+    ):
         with it.load as load:
             load.wait_for_passes(CAPACITY // 4)
             client.replicaof("127.0.0.1", other.port)

@@ -19,7 +19,7 @@ from headgate import (
 from headgate.limits.violations import Backoff
 from headgate.stores.base import Ask, Offence, Verb
 from headgate.stores.redis import RedisStore
-from tests.support.redis_store import doubles, keys_of
+from tests.support.redis_store import keys_of, pack_doubles
 from tests.support.valkey import PATIENCE, Server
 
 
@@ -58,24 +58,24 @@ FOREIGN: dict[str, Callable[[Any, str], None]] = {
     "16 bytes of text": plant_text(b"16 bytes of text"),
     "24 bytes of text": plant_text(b"twenty four bytes of txt"),
     "40 bytes of text": plant_text(b"forty bytes of text that somebody set.. "),
-    "not whole": plant_text(doubles(1.5, 1e9, 1e9)),
-    "not a number": plant_text(doubles(float("nan"), float("nan"), float("nan"))),
-    "infinite": plant_text(doubles(float("inf"), float("-inf"), float("inf"))),
+    "not whole": plant_text(pack_doubles(1.5, 1e9, 1e9)),
+    "not a number": plant_text(pack_doubles(float("nan"), float("nan"), float("nan"))),
+    "infinite": plant_text(pack_doubles(float("inf"), float("-inf"), float("inf"))),
     "one word": plant_list("word"),
     "a list of words": plant_list("a", "list", "of", "words"),
     "an odd list": plant_list(60_000_000, 0, 1_000_000_000),
     "too long a list of words": plant_list(*["word"] * 1001),
 }
 ONLY_FOR_BUCKETS: dict[str, Callable[[Any, str], None]] = {
-    "more than full": plant_text(doubles(60_000_001, 1e9)),
-    "before time": plant_text(doubles(0, -1)),
-    "beyond 2^53": plant_text(doubles(-(2.0**53), 1e9)),
-    "17 bytes": plant_text(doubles(0, 1e9) + b"+"),
-    "a later format": plant_text(doubles(0, 1e9, 1)),
+    "more than full": plant_text(pack_doubles(60_000_001, 1e9)),
+    "before time": plant_text(pack_doubles(0, -1)),
+    "beyond 2^53": plant_text(pack_doubles(-(2.0**53), 1e9)),
+    "17 bytes": plant_text(pack_doubles(0, 1e9) + b"+"),
+    "a later format": plant_text(pack_doubles(0, 1e9, 1)),
     "a log": plant_list(60_000_000, 0, 1_000_000_000, 1),
 }
 ONLY_FOR_WINDOWS: dict[str, Callable[[Any, str], None]] = {
-    "a bucket": plant_text(doubles(0, 1e9)),
+    "a bucket": plant_text(pack_doubles(0, 1e9)),
     "falling sums": plant_list(60_000_000, 5, 1_000_000_000, 5),
     "falling times": plant_list(60_000_000, 0, 1_000_000_001, 1, 1_000_000_000, 2),
     "fractions": plant_list(60_000_000, 0, "999000000.5", 1),

@@ -19,6 +19,7 @@ from headgate.stores.base import Ask, Verb
 from headgate.stores.holds import HoldTerms
 from headgate.stores.redis import RedisStore, bookings
 from headgate.stores.redis.hold_requests import HoldRequest, find_request
+from tests.support.event_loop import take_turns
 from tests.support.valkey import Server, wait_for
 
 pytestmark = pytest.mark.once
@@ -151,8 +152,7 @@ def test_a_task_that_is_cancelled_while_the_server_hangs_leaves_no_hold(
         await limiter.apeek("key")
         own.signal(signal.SIGSTOP)
         task = asyncio.ensure_future(limiter.ahold("key", 7, lease=3600))
-        for _ in range(20):
-            await asyncio.sleep(0)  # so that it is sent
+        await take_turns(20)  # so that it is sent
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -25,7 +25,8 @@ from headgate.stores.holds import HoldAnswer, HoldTerms, Renewal
 from headgate.stores.redis import RedisStore, keys
 from headgate.stores.redis.hold_requests import hold_request
 from tests.support.cluster import steady_cluster
-from tests.support.redis_store import doubles, keys_of, time_of
+from tests.support.event_loop import take_turns
+from tests.support.redis_store import keys_of, pack_doubles, server_time
 from tests.support.valkey import PATIENCE, Server, wait_for
 
 pytestmark = pytest.mark.once
@@ -69,10 +70,10 @@ def test_the_format_of_holds(still: RedisStore, raw: Any) -> None:
     assert (level, stamp, none) == (600_000, 10**9, 0)
     assert (-last, entry) == (base + 1, [last, 400_000, 1])
     assert raw.lrange("headgate:{key}w1:10/minute sliding:name", 0, -1) == [b"60000000", b"0", b"1000000000", b"4"]
-    assert stored[b"headgate:{key}c1: day UTC:name"] == doubles(day, 4)
-    assert stored[b"headgate:{key}c1:tokens all UTC:name"] == doubles(0, 4)
+    assert stored[b"headgate:{key}c1: day UTC:name"] == pack_doubles(day, 4)
+    assert stored[b"headgate:{key}c1:tokens all UTC:name"] == pack_doubles(0, 4)
     assert raw.zrange("headgate:{key}s1:name", 0, -1, withscores=True) == [(b"id", 1060.0 * SECOND)]
-    charges = doubles(-last, 10**9, day, 0)
+    charges = pack_doubles(-last, 10**9, day, 0)
     head = struct.pack("<BBBddIBH", 1, 0, 1, 1060.0 * SECOND, 600.0 * SECOND, 4, 0, 0)
     endings = ["b1:10/second", "w1:10/minute sliding", "c1: day UTC", "c1:tokens all UTC", "s1"]
     checksum = struct.pack("<I", crc32("\n".join([f"}}{ending}:name" for ending in endings]).encode()))
@@ -153,7 +154,7 @@ def test_periods_are_those_of_the_server(store: RedisStore, raw: Any, monkeypatc
             assert store.hold(asks(limit), 0, terms(f"{wrong} {limit}")).state == "open"
             assert left(store, limit) == before - 2
     start, used = struct.unpack("<2d", raw.get("headgate:{key}c1: hour UTC:name"))
-    assert (start, used) == (time_of(raw) // (3600 * SECOND) * 3600 * SECOND, 4)
+    assert (start, used) == (server_time(raw) // (3600 * SECOND) * 3600 * SECOND, 4)
     assert store.traffic.requests == 18  # it asks again once for each clock, and knows from then on
 
 
@@ -320,8 +321,7 @@ async def test_a_hold_of_a_cancelled_task_is_cancelled(server: Server) -> None:
     async with RedisStore(server.url, timeout=PATIENCE) as store:
         for pause in range(40):
             task = asyncio.create_task(store.ahold(asks(limit), 0, terms(f"{pause}")))
-            for _ in range(pause % 8):
-                await asyncio.sleep(0)
+            await take_turns(pause % 8)
             task.cancel()
             if pause % 2:
                 await asyncio.sleep(0.001)

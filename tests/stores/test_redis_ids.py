@@ -17,7 +17,7 @@ from headgate import (
     per_minute,
 )
 from headgate.stores.redis import RedisStore
-from tests.support.redis_store import both
+from tests.support.redis_store import limiter_pair
 from tests.support.valkey import PATIENCE, Server, wait_for
 
 
@@ -69,7 +69,7 @@ def test_a_repeated_answer_is_valid_after_its_window_has_passed(store: RedisStor
 
 
 def test_a_request_id_is_forgotten_after_a_minute(still: RedisStore, clock: ManualClock) -> None:
-    limiters = both(still, per_day(5))
+    limiters = limiter_pair(still, per_day(5))
     assert [limiter.check("a", request_id="req-1").remaining for limiter in limiters] == [4, 4]
     clock.advance(61)
     assert [limiter.check("a", request_id="req-1").remaining for limiter in limiters] == [3, 3]

@@ -12,6 +12,7 @@ import pytest
 
 from headgate import Decision, Limiter, RedisStore, SlidingWindow, per_day
 from headgate.stores.redis import batching
+from tests.support.event_loop import take_turns
 from tests.support.interruptions import interrupt
 from tests.support.threads import run_together
 from tests.support.valkey import PATIENCE, Server, wait_for
@@ -233,8 +234,7 @@ async def test_whatever_the_moment_of_a_cancellation_only_what_passed_is_spent(
         passed = 0
         for turns in range(60):
             task = asyncio.create_task(limiter.aacquire("a"))
-            for _ in range(turns):
-                await asyncio.sleep(0)
+            await take_turns(turns)
             task.cancel()
             passed += (
                 sum([bool(one) for one in await asyncio.gather(task, return_exceptions=True)][:1]) - task.cancelled()

@@ -23,6 +23,6 @@ def spend(hub: HubServer, usd: str, agent: str = "planner") -> bool:
     return bool(hold)
 
 
-settled = partial(alerts.settled, kind=KIND)
-compared = partial(alerts.compared, kind=KIND)
-shown = partial(alerts.shown, kind=KIND)
+settled = partial(alerts.wait_until_idle, kind=KIND)
+compared = partial(alerts.wait_for_comparison, kind=KIND)
+shown = partial(alerts.dashboard_alerts, kind=KIND)

@@ -69,7 +69,7 @@ LIMITS: Final = {(resource, level): limit_on(resource, level) for resource in RE
 METER: Final = Meter()
 
 
-def declared(starts_of_hours: Sequence[int]) -> list[Line]:
+def declared_limits(starts_of_hours: Sequence[int]) -> list[Line]:
     """The limits as a history declares them."""
     found: list[Line] = [{"limit": "meter", "kind": "meter"}]
     for level in range(LEVELS):

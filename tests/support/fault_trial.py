@@ -273,7 +273,7 @@ class Trial:
 
 
 @contextmanager
-def trial(url: str, kind: str, policy: str = "local", timeout: float = PATIENCE) -> Iterator[Trial]:
+def fault_trial(url: str, kind: str, policy: str = "local", timeout: float = PATIENCE) -> Iterator[Trial]:
     """A store with one key that has been used up."""
     one = Trial(url, policy, kind, timeout)
     try:

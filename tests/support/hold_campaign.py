@@ -60,7 +60,7 @@ KINDS: Final = [
 ]
 
 
-def declared(starts_of_hours: Sequence[int]) -> list[Line]:
+def declared_limits(starts_of_hours: Sequence[int]) -> list[Line]:
     """The limits as a history declares them."""
     slots = [{"limit": name, "kind": "slots", "most": SLOTS} for name in ("slots", "spots", "places", "seats")]
     buckets = [{"limit": name, "kind": "bucket", "capacity": 40, "refill": 20, "per": 1} for name in ("bucket", "full")]
@@ -94,7 +94,7 @@ class Record:
         self._lines.close()
 
 
-def recorded(file: Path) -> list[Line]:
+def read_record(file: Path) -> list[Line]:
     """The calls in a file, each as far as it is known. The last line may be torn."""
     lines: dict[int, Line] = {}
     for text in file.read_text().split("\n")[:-1]:
@@ -105,7 +105,7 @@ def recorded(file: Path) -> list[Line]:
 
 def orphans(file: Path) -> Iterator[Line]:
     """The holds that were granted, and that nobody has begun to end."""
-    calls = recorded(file)
+    calls = read_record(file)
     ended = {line["hold"] for line in calls if line["verb"] in ("settle", "cancel")}
     return (line for line in calls if line["verb"] == "hold" and line["said"] == "passed" and line["hold"] not in ended)
 
@@ -158,7 +158,7 @@ class LimiterHolder(Holder):
         part = self._chance.choice(list(kind.parts))
         begun = self._record.begin({"verb": "peek", "key": key, "limits": [part]})
         decision = await self._parts[part].apeek(key)
-        self._record.end(begun, said(decision), remaining=decision.remaining)
+        self._record.end(begun, verdict(decision), remaining=decision.remaining)
 
     async def hold(self, kind: Kind, key: str, hold_id: str) -> tuple[Hold, int] | None:
         """A hold and its cost, if it is granted. Now and then it is asked for twice."""
@@ -178,7 +178,7 @@ class LimiterHolder(Holder):
             except HoldError:
                 self._record.end(begun, "refused")
                 return None
-            self._record.end(begun, said(hold.decision) if hold else "denied")
+            self._record.end(begun, verdict(hold.decision) if hold else "denied")
         return (hold, cost) if hold else None
 
     def may(self, kind: Kind, share: float) -> bool:
@@ -228,12 +228,12 @@ class LimiterHolder(Holder):
         except HoldError:
             told = "refused"
         else:
-            told = said(decision) if line["verb"] == "extend" else "passed"
+            told = verdict(decision) if line["verb"] == "extend" else "passed"
         self._record.end(begun, told)
         return told
 
 
-def said(decision: Decision) -> str:
+def verdict(decision: Decision) -> str:
     assert not decision.degraded
     return "passed" if decision else "denied"
 

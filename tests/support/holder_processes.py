@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from tests.support.hold_campaign import Line, microseconds, recorded
+from tests.support.hold_campaign import Line, microseconds, read_record
 from tests.support.module_process import ROOT
-from tests.support.redis_store import time_of
+from tests.support.redis_store import server_time
 from tests.support.valkey import Server, wait_for
 from tools.check_history import check_history
 
@@ -56,8 +56,8 @@ def judge(calls: Iterable[Line], limits: list[Line], kinds: Sequence[Kind], fold
 
 def starts_of_hours(raw: Any) -> list[int]:
     """The next starts of hours by a server's clock, as monotonic time."""
-    ahead = time_of(raw) - microseconds()
-    first = time_of(raw) // HOUR + 1
+    ahead = server_time(raw) - microseconds()
+    first = server_time(raw) // HOUR + 1
     return [(first + number) * HOUR - ahead for number in range(3)]
 
 
@@ -137,5 +137,5 @@ class Holders:
         return [
             {**line, "returned": gone} if line["returned"] is None else line
             for number, gone in self.gone.items()
-            for line in recorded(self.file(number))
+            for line in read_record(self.file(number))
         ]

@@ -13,7 +13,7 @@ import pytest
 
 from headgate import ManualClock, Policy
 from headgate.client import Denial, HubClient, RelayClient, RelayMessage
-from tests.support.event_loop import run, until
+from tests.support.event_loop import run, wait_until
 from tests.support.hub import HubServer, hub_server
 
 T = TypeVar("T")
@@ -105,28 +105,28 @@ both_clients = pytest.mark.parametrize("kind", [RelayKind, HubKind], ids=["relay
 AsyncTest = Callable[..., Coroutine[Any, Any, None]]
 
 
-def at_hub(policy: Policy | None = None, **settings: Any) -> Callable[[AsyncTest], Callable[..., None]]:
+def with_hub(policy: Policy | None = None, **settings: Any) -> Callable[[AsyncTest], Callable[..., None]]:
     """Run an async test in a loop of its own, with a hub of these settings as its argument `hub`."""
-    return lambda test: _at(test, lambda _: hub_server(policy, **settings))
+    return lambda test: _with_hub_from(test, lambda _: hub_server(policy, **settings))
 
 
-def at_limited_hub(test: AsyncTest) -> Callable[..., None]:
+def with_limited_hub(test: AsyncTest) -> Callable[..., None]:
     """Run an async test of a kind of client, with a hub that lets one message pass at a time."""
-    return _at(test, lambda kind: kind.limited())
+    return _with_hub_from(test, lambda kind: kind.limited())
 
 
-def _at(test: AsyncTest, start: Callable[[Any], AbstractContextManager[HubServer]]) -> Callable[..., None]:
+def _with_hub_from(test: AsyncTest, start: Callable[[Any], AbstractContextManager[HubServer]]) -> Callable[..., None]:
     @wraps(test)
-    def with_hub(**arguments: Any) -> None:
+    def run_with_hub(**arguments: Any) -> None:
         with start(arguments.get("kind")) as hub:
             run(test(hub=hub, **arguments))
 
     parameters = [one for name, one in signature(test).parameters.items() if name != "hub"]
-    with_hub.__signature__ = Signature(parameters)  # type: ignore[attr-defined] # the fixtures that pytest passes
-    return with_hub
+    run_with_hub.__signature__ = Signature(parameters)  # type: ignore[attr-defined] # the fixtures that pytest passes
+    return run_with_hub
 
 
-async def in_time(clock: ManualClock, client: RelayClient | HubClient, work: Awaitable[T]) -> T:
+async def advance_until_done(clock: ManualClock, client: RelayClient | HubClient, work: Awaitable[T]) -> T:
     """Await the work of a client; whenever it holds everything back, advance the clock to the end of its wait."""
     task = asyncio.ensure_future(work)
 
@@ -135,11 +135,11 @@ async def in_time(clock: ManualClock, client: RelayClient | HubClient, work: Awa
             clock.advance(delay)
         return task.done()
 
-    await until(moved, "the work")
+    await wait_until(moved, "the work")
     return await task
 
 
-async def stays(condition: Callable[[], object], turns: int = 60) -> bool:
+async def holds_for_turns(condition: Callable[[], object], turns: int = 60) -> bool:
     """Whether something still holds after several turns of the loop."""
     for _ in range(turns):
         if not condition():
@@ -148,13 +148,13 @@ async def stays(condition: Callable[[], object], turns: int = 60) -> bool:
     return True
 
 
-async def reconnects_when_told(
+async def check_reconnects_when_told(
     hub: HubServer, client: RelayClient | HubClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Stop a hub, and check that a client reconnects after the wait that it was told, and not before."""
     await asyncio.to_thread(hub.stop)
-    await until(lambda: not client.connected, "the end")
-    await until(lambda: "no connection" in caplog.text, "that it says so")
+    await wait_until(lambda: not client.connected, "the end")
+    await wait_until(lambda: "no connection" in caplog.text, "that it says so")
     found = re.search(r"closed with 1012 'restarting; retry in (\d+) ms'\"; trying again in", caplog.text)
     assert found is not None
     told = int(found[1]) / 1000
@@ -167,7 +167,7 @@ async def reconnects_when_told(
 
     async with await asyncio.start_server(knocked, "127.0.0.1", hub.port):
         hub.clock.advance(told - 0.000001)
-        assert await stays(lambda: not knocks)
+        assert await holds_for_turns(lambda: not knocks)
         hub.clock.advance(told * 0.1 + 0.000001)
-        await until(lambda: knocks, "that it comes back")
+        await wait_until(lambda: knocks, "that it comes back")
         await client.close(0)

@@ -12,7 +12,7 @@ from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.support.event_loop import until
+from tests.support.event_loop import wait_until
 from tests.support.hub_process import ELSEWHERE, HubProcess
 
 NAME = "watcher"
@@ -98,7 +98,7 @@ class PingWatcher:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
         last = max(self._pending, default=-1)
-        answered = until(lambda: not any(number <= last for number in self._pending), "the last pongs")
+        answered = wait_until(lambda: not any(number <= last for number in self._pending), "the last pongs")
         await _first(asyncio.ensure_future(answered), tasks)
         return found
 

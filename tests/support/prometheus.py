@@ -32,7 +32,7 @@ def value(found: dict[Series, float], name: str, **labels: str) -> float:
     return found[name, frozenset(labels.items())]
 
 
-def within(found: dict[Series, float], name: str) -> dict[str, float]:
+def histogram_counts(found: dict[Series, float], name: str) -> dict[str, float]:
     """The counts of a histogram, by the upper ends of its buckets."""
     buckets = {dict(labels)["le"]: count for (series, labels), count in found.items() if series == f"{name}_bucket"}
     return dict(sorted(buckets.items(), key=lambda one: float(one[0])))

