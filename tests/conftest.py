@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from headgate import Gate, ManualClock, MemoryStore, Policy, workers
 from tests.support.redis_store import StoreWithoutChangeLog
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, ValkeyServer
 from tests.support.verbs import Verbs
 from tests.support.wrapped_store import WrappedStore
 
@@ -77,15 +77,15 @@ def _switching() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server() -> Iterator[ValkeyServer]:
     """A server for the tests of one file."""
-    with Server() as server:
+    with ValkeyServer() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def redis_server() -> Iterator[Server]:
-    with Server() as server:
+def redis_server() -> Iterator[ValkeyServer]:
+    with ValkeyServer() as server:
         yield server
 
 
@@ -94,7 +94,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A store on a clock that only the test advances."""
     clock = ManualClock(start=1000)
     if request.param == "redis":
-        server: Server = request.getfixturevalue("redis_server")
+        server: ValkeyServer = request.getfixturevalue("redis_server")
         with StoreWithoutChangeLog(server.url, prefix=f"test-{uuid4().hex}:", clock=clock, timeout=PATIENCE) as store:
             yield store
     else:

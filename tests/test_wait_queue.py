@@ -22,9 +22,8 @@ from headgate import (
 )
 from headgate.wait_queue import WaitQueues
 from tests.support.event_loop import wait_until
-from tests.support.finalizers import ALLOCATIONS
-from tests.support.finalizers import collect_during as within_finalizers
-from tests.support.interruptions import interrupt
+from tests.support.finalizers import ALLOCATIONS, collect_during
+from tests.support.interruptions import Interrupted, interrupt
 from tests.support.refusals import refusal
 from tests.support.threads import Waiter
 from tests.support.valkey import PATIENCE, wait_for
@@ -323,10 +322,6 @@ def test_each_of_many_waiting_threads_is_served_once() -> None:
     assert limiter.peek("a").reset_after == 4.0
 
 
-class Interrupted(BaseException):
-    """As `gevent.Timeout` is, and `KeyboardInterrupt`."""
-
-
 def test_an_interrupted_acquire_leaves_the_queue() -> None:
     """Wherever it is interrupted: else nobody would ever pass behind it."""
     limiter = Limiter(per_second(1_000_000))
@@ -384,7 +379,7 @@ def test_a_finalizer_may_leave_a_queue_in_the_middle_of_anything() -> None:
                 queues.leave("gone", gone)
 
             try:
-                within_finalizers(lambda: verb(queues), finalize, allocation)  # noqa: B023
+                collect_during(lambda: verb(queues), finalize, allocation)  # noqa: B023
             except Exception as error:
                 raise AssertionError(f"{name}, at allocation {allocation}") from error
             assert [key for key in queues._groups.get("group", ()) if key not in queues.queues] == []

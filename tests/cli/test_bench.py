@@ -16,7 +16,7 @@ from headgate._version import VERSION
 from headgate.limits import decision
 from tests.support.cli import PACKAGES, Command, run_command
 from tests.support.ports import unused_port
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 pytestmark = [pytest.mark.long, pytest.mark.once]
 
@@ -35,7 +35,7 @@ def test_bench_measures_this_machine(headgate: Command) -> None:
 
 
 def test_bench_measures_a_server_and_leaves_nothing_there_for_ever(
-    redis_server: Server, printed_json: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    redis_server: ValkeyServer, printed_json: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def patient(url: str, **options: Any) -> RedisStore:
         return RedisStore(url, **options | {"timeout": PATIENCE})

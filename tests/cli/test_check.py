@@ -20,7 +20,7 @@ from tests.support.cli import Command, StartHub
 from tests.support.hub import ADMIN, VIEWER, HubServer
 from tests.support.ports import unused_port
 from tests.support.scripted_server import scripted_server
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 pytestmark = pytest.mark.once
 
@@ -223,7 +223,7 @@ def test_an_invalid_request_that_no_hub_has_read_is_undecided(check: Command) ->
 
 
 def test_a_server_decides_as_the_gates_on_it_do(
-    check: Command, redis_server: Server, tmp_path: Path, agent: str
+    check: Command, redis_server: ValkeyServer, tmp_path: Path, agent: str
 ) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limits]\nlight = "2/day"\n')  # nothing comes back while the test runs
@@ -250,12 +250,12 @@ def test_a_server_decides_as_the_gates_on_it_do(
         gate.remove_override(agent)
 
 
-def test_without_a_policy_the_defaults_hold(check: Command, redis_server: Server, agent: str) -> None:
+def test_without_a_policy_the_defaults_hold(check: Command, redis_server: ValkeyServer, agent: str) -> None:
     told = check(agent, "--tier", "heavy", "--store", redis_server.url)
     assert told == (0, "allow: ws heavy, 10/minute: 9 of 10 left\n", "")
 
 
-def test_with_a_limit_any_key_can_be_checked(check: Command, redis_server: Server, agent: str) -> None:
+def test_with_a_limit_any_key_can_be_checked(check: Command, redis_server: ValkeyServer, agent: str) -> None:
     key = f"{agent}\n\x1b[2J"
     with RedisStore(redis_server.url, timeout=PATIENCE) as store, Limiter("3/hour", store=store) as limiter:
         by_key = (key, "--limit", "3/hour", "--store", redis_server.url)
@@ -282,7 +282,7 @@ def test_with_a_limit_any_key_can_be_checked(check: Command, redis_server: Serve
     ],
 )
 def test_invalid_arguments_for_a_server_are_usage_errors(
-    check: Command, redis_server: Server, arguments: list[str], text: str
+    check: Command, redis_server: ValkeyServer, arguments: list[str], text: str
 ) -> None:
     assert check("a", *arguments, "--store", redis_server.url) == (2, "", f"headgate check: {text}\n")
 
@@ -298,7 +298,7 @@ def test_a_server_that_is_away_decides_nothing(check: Command, caplog: pytest.Lo
 
 
 @contextmanager
-def cut_off(server: Server, at: bytes) -> Iterator[str]:
+def cut_off(server: ValkeyServer, at: bytes) -> Iterator[str]:
     """The URL of a server whose connections end for good as soon as somebody says something to it."""
     ended = threading.Event()
 
@@ -341,7 +341,7 @@ def cut_off(server: Server, at: bytes) -> Iterator[str]:
             thread.join()
 
 
-def test_a_server_that_goes_away_in_the_middle_decides_nothing(check: Command, redis_server: Server) -> None:
+def test_a_server_that_goes_away_in_the_middle_decides_nothing(check: Command, redis_server: ValkeyServer) -> None:
     with cut_off(redis_server, b"a-key-to-stop-at") as url:
         told = check("a-key-to-stop-at", "--limit", "1/s", "--store", url)
         assert told == (3, "", "headgate check: undecided: the server went away before the decision\n")
@@ -355,7 +355,7 @@ def test_the_wait_is_rounded_up_to_a_millisecond() -> None:
 
 
 def test_a_hub_and_a_server_answer_alike(
-    running_hub: StartHub, check: Command, redis_server: Server, tmp_path: Path, agent: str
+    running_hub: StartHub, check: Command, redis_server: ValkeyServer, tmp_path: Path, agent: str
 ) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limits]\nheavy = "10/day"\n')  # time stands still at the hub only

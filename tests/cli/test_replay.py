@@ -194,7 +194,7 @@ def test_the_docs_name_every_option(run: Command) -> None:
 # The page ------------------------------------------------------------------------------------------------------------
 
 
-class Page(HTMLParser):
+class ReportPage(HTMLParser):
     """What is in a page: its elements, their attributes, and its text."""
 
     def __init__(self, text: str) -> None:
@@ -220,10 +220,10 @@ class Page(HTMLParser):
         self.text += data
 
 
-def page_of(run: Command, folder: Path, *arguments: str) -> Page:
+def page_of(run: Command, folder: Path, *arguments: str) -> ReportPage:
     target = folder / "page.html"
     run(*arguments, "--html", str(target)).printed()
-    return Page(target.read_text(encoding="utf-8"))
+    return ReportPage(target.read_text(encoding="utf-8"))
 
 
 def test_the_page_is_well_formed_and_loads_nothing(log: str, policies: list[str], tmp_path: Path, run: Command) -> None:
@@ -416,7 +416,7 @@ def test_names_that_are_not_utf_8_are_shown_escaped(tmp_path: Path, run: Command
     write_log(odd, "\n".join(map(json.dumps, rows)), os.fsdecode(b"\xfd.jsonl"))
     target = odd / os.fsdecode(b"\xfc.html")
     run(str(odd / os.fsdecode(b"\xfd.jsonl")), "--policy", str(policy), "--html", str(target)).printed()
-    text = Page(target.read_text(encoding="utf-8")).text
+    text = ReportPage(target.read_text(encoding="utf-8")).text
     for shown in ("\\udcff/\\udcfd.jsonl", "\\udcfe.toml", "go \\udfff"):
         assert shown in text
 

@@ -8,7 +8,7 @@ import pytest
 
 from headgate import Policy
 from tests.support.cli import Command, StartHub
-from tests.support.valkey import Server
+from tests.support.valkey import ValkeyServer
 
 pytestmark = pytest.mark.once
 
@@ -42,7 +42,9 @@ def test_check_asks_for_a_tier_of_the_policy(running_hub: StartHub, headgate: Co
             assert f"tier: expected one of {TIERS}, got '{tier}'\n" in err
 
 
-def test_check_asks_a_server_for_a_tier_of_the_policy(redis_server: Server, headgate: Command, file: Path) -> None:
+def test_check_asks_a_server_for_a_tier_of_the_policy(
+    redis_server: ValkeyServer, headgate: Command, file: Path
+) -> None:
     store = ("--store", redis_server.url, "--policy", str(file))
     assert headgate("check", f"{file}"[-100:], "--tier", "bulk", *store)[:2] == (
         0,

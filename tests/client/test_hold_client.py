@@ -354,10 +354,10 @@ class HtmlTransport(httpx.BaseTransport):
     """A proxy that answers with a page of its own, piece by piece as from a socket."""
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, stream=Page())
+        return httpx.Response(200, stream=HtmlStream())
 
 
-class Page(httpx.SyncByteStream):
+class HtmlStream(httpx.SyncByteStream):
     def __iter__(self) -> Iterator[bytes]:
         yield b"<html>"
         yield b"</html>"
@@ -396,12 +396,12 @@ async def test_the_programs_own_limit_is_waited_for(token: str) -> None:
     policy = Policy(limits={"normal": "1/second", "light": "100/minute"}, agents={"planner": {"account": "acme"}})
     with hub_server(policy) as hub:
 
-        class Both(SkippingClock):
+        class HubAdvancingClock(SkippingClock):
             def alarm(self, when: int, wake: Callable[[], None]) -> float | None:
                 hub.clock.advance((when - self.now()) / 1_000_000)
                 return super().alarm(when, wake)
 
-        clock = Both()
+        clock = HubAdvancingClock()
         async with HoldClient(f"http://{hub}", hub.register("planner"), clock=clock) as client:
             for _ in range(3):
                 await (await client.hold({"usd": 1})).settle()

@@ -79,7 +79,7 @@ def denying(body: Body, times: int) -> Iterator[str]:
     """A server that denies so many requests, each on a connection of its own, and then says hello. Its URL."""
     left = [times]
 
-    class Handler(socketserver.BaseRequestHandler):
+    class DenyingHandler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             self.request.settimeout(PATIENCE)
             got = b""
@@ -92,13 +92,13 @@ def denying(body: Body, times: int) -> Iterator[str]:
                 with suppress(OSError):  # the client has closed
                     body(self.request)
 
-    class Server(socketserver.ThreadingTCPServer):
+    class AbortingServer(socketserver.ThreadingTCPServer):
         daemon_threads = False
 
         def shutdown_request(self, request: Any) -> None:
             self.close_request(request)  # without a FIN before a reset
 
-    with Server(("127.0.0.1", 0), Handler) as server:
+    with AbortingServer(("127.0.0.1", 0), DenyingHandler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:

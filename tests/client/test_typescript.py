@@ -239,7 +239,7 @@ def test_d5_typescript_the_client_passes_its_tests_against_real_hubs(tmp_path: P
     assert counted["skipped"] == "0", said
 
 
-class Page(SimpleHTTPRequestHandler):
+class PageHandler(SimpleHTTPRequestHandler):
     """An empty page that finds the package, which is served as it stands."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -291,7 +291,11 @@ def test_d5_typescript_the_client_works_in_a_browser_with_its_own_websocket(tmp_
     assert chromium, "expected the program chromium on the path (apt install chromium); ./dev long installs it"
     environment = {"HEADGATE_RELAY_RATE_LIMIT": "20", "HEADGATE_RELAY_RATE_BURST": "1"}
     environment["HEADGATE_ALLOWED_HOSTS"] = "127.0.0.1"  # the page is another site, with another port
-    with hub_process(tmp_path, environment=environment) as hub, serving(Page) as site, sync_playwright() as playwright:
+    with (
+        hub_process(tmp_path, environment=environment) as hub,
+        serving(PageHandler) as site,
+        sync_playwright() as playwright,
+    ):
         with hub.http("") as agent:
             token = agent.post("/api/onboard/register", json={"agent_id": "self"}).json()["token"]
         browser = playwright.chromium.launch(

@@ -23,7 +23,7 @@ from tests.support.asgi_server import app_server
 from tests.support.greeting_app import greeting_app, greeting_server, header
 from tests.support.http_edges import client_at, wsgi_server
 from tests.support.server_process import server_process
-from tests.support.valkey import Server, wait_for
+from tests.support.valkey import ValkeyServer, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -53,7 +53,7 @@ def passed(client: Any, path: str, **headers: str) -> int:
 # The store ------------------------------------------------------------------------------------------------------------
 
 
-def test_dependencies_count_in_the_store_of_the_middleware(redis_server: Server) -> None:
+def test_dependencies_count_in_the_store_of_the_middleware(redis_server: ValkeyServer) -> None:
     name = uuid4().hex
     settings = {"store": redis_server.url, "name": name, "limiter": "30/minute"}
     with greeting_server(shop(settings)) as one, greeting_server(shop(settings)) as other:
@@ -65,7 +65,7 @@ def test_dependencies_count_in_the_store_of_the_middleware(redis_server: Server)
 
 @pytest.mark.parametrize("where", ["memory", "redis"])
 def test_two_routes_with_equal_limits_count_apart_unless_they_have_the_same_name(
-    where: str, redis_server: Server
+    where: str, redis_server: ValkeyServer
 ) -> None:
     with RedisStore(redis_server.url, prefix=uuid4().hex) as redis:
         store = redis if where == "redis" else MemoryStore()
@@ -118,7 +118,7 @@ async def start(app: Any) -> list[Any]:
     return sent
 
 
-async def test_an_application_doesnt_start_with_a_store_that_cant_be_used(redis_server: Server) -> None:
+async def test_an_application_doesnt_start_with_a_store_that_cant_be_used(redis_server: ValkeyServer) -> None:
     url = redis_server.url.replace("://", "://nobody:secret@")
     more: list[Any] = [None]
     failed: Any = None
@@ -245,7 +245,7 @@ def test_two_paths_of_one_endpoint_count_together() -> None:
         assert passed(client, "/login") + passed(client, "/login/") == 2
 
 
-def test_the_store_is_closed_with_the_application(redis_server: Server) -> None:
+def test_the_store_is_closed_with_the_application(redis_server: ValkeyServer) -> None:
     ended = []
 
     @asynccontextmanager

@@ -13,7 +13,7 @@ from headgate import Limiter, ManualClock, MemoryStore, RedisStore
 from headgate.edges.asgi import Message, RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.websocket import WebSocketLimits
 from tests.support.event_loop import wait_until
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 pytestmark = pytest.mark.once
 
@@ -25,7 +25,7 @@ WEBSOCKET: Scope = {**HTTP, "type": "websocket"}
 class Outage:
     """A limit on a server, of which nothing is left. The server hangs until `end`."""
 
-    def __init__(self, server: Server, on_failure: str) -> None:
+    def __init__(self, server: ValkeyServer, on_failure: str) -> None:
         prefix = f"{uuid4().hex}:"
         self._server = server
         self._observer = RedisStore(server.url, prefix=prefix, timeout=PATIENCE)
@@ -58,7 +58,7 @@ class Outage:
 
 
 @asynccontextmanager
-async def outage(server: Server, on_failure: str) -> AsyncIterator[Outage]:
+async def outage(server: ValkeyServer, on_failure: str) -> AsyncIterator[Outage]:
     found = Outage(server, on_failure)
     try:
         server.signal(signal.SIGSTOP)
@@ -76,7 +76,7 @@ async def outage(server: Server, on_failure: str) -> AsyncIterator[Outage]:
     ],
 )
 async def test_what_an_outage_let_in_is_not_given_back_to_the_server(
-    server: Server, on_failure: str, options: Any, debt: bool
+    server: ValkeyServer, on_failure: str, options: Any, debt: bool
 ) -> None:
     entered, go_on = asyncio.Event(), asyncio.Event()
 
@@ -102,7 +102,7 @@ async def test_what_an_outage_let_in_is_not_given_back_to_the_server(
         assert await away.debt() == debt
 
 
-async def test_what_an_outage_let_a_websocket_send_is_not_given_back_to_the_server(server: Server) -> None:
+async def test_what_an_outage_let_a_websocket_send_is_not_given_back_to_the_server(server: ValkeyServer) -> None:
     """The message waits for its bytes until the outage is over, and is cancelled then."""
     sending: list[asyncio.Task[None]] = []
     leave = asyncio.Event()

@@ -16,7 +16,7 @@ from headgate.edges.asgi import RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.flood import FLOOD
 from headgate.edges.websocket import WebSocketLimits
 from tests.support.asgi_server import app_server
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 from tests.support.websocket_apps import (
     Echo,
     ScriptedSender,
@@ -300,7 +300,7 @@ def test_websockets_of_frameworks_are_limited(framework: Callable[[Limiter], Any
             assert exchange(client, "c") == "c"
 
 
-def test_nodes_on_one_server_share_their_counts(redis_server: Server, clock: ManualClock) -> None:
+def test_nodes_on_one_server_share_their_counts(redis_server: ValkeyServer, clock: ManualClock) -> None:
     limits = WebSocketLimits(received="4/minute", received_bytes="6/minute", sent="100/second", warn=False)
     with RedisStore(redis_server.url, prefix="websockets:", clock=clock, timeout=PATIENCE) as store:
         limiter = Limiter("3/minute", store=store)

@@ -21,7 +21,7 @@ from headgate import Decision, Gate, InvalidInput, Limiter, MemoryStore, RedisSt
 from headgate.edges.asgi import RateLimitMiddleware
 from headgate.edges.guard import Options
 from headgate.stores.redis.client_urls import _parse
-from tests.support.valkey import Server, wait_for
+from tests.support.valkey import ValkeyServer, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -160,7 +160,7 @@ def by_server(limiter: Limiter) -> list[Decision]:
 
 
 @pytest.mark.parametrize("scheme", ["redis", "valkey", "async+redis", "async+valkey", "REDIS"])
-def test_a_server_by_its_url(redis_server: Server, scheme: str) -> None:
+def test_a_server_by_its_url(redis_server: ValkeyServer, scheme: str) -> None:
     url = redis_server.url.replace("redis", scheme, 1)
     with Limiter("1/day", store=url, name=f"elsewhere {scheme}") as limiter:
         assert isinstance(limiter.store, RedisStore)

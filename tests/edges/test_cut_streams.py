@@ -18,7 +18,7 @@ from tests.support.http_edges import client_at
 from tests.support.server_process import server_process
 from tests.support.slot_streams import SLOTS
 from tests.support.token_streams import PART, RESERVED, SIZE, TOKEN
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -72,7 +72,7 @@ def test_100_streams_cut_at_random_points_are_charged_what_they_have_sent(
     file.write_bytes(PART)
     environment, options = {"FILE": str(file)}, ["--threads=8"] if server == "gunicorn" else []
     if shared:
-        redis_server: Server = request.getfixturevalue("redis_server")
+        redis_server: ValkeyServer = request.getfixturevalue("redis_server")
         with redis_server.client() as raw:
             raw.flushall()
         environment["STORE"] = redis_server.url

@@ -451,7 +451,7 @@ def test_other_callables_are_taken_too(limiter: Limiter) -> None:
 
 
 def test_what_has_no_name_of_its_own_needs_a_key_under_a_shared_limiter(limiter: Limiter) -> None:
-    class Sender:
+    class MailSender:
         def __call__(self) -> int:
             return 1
 
@@ -470,8 +470,8 @@ def test_what_has_no_name_of_its_own_needs_a_key_under_a_shared_limiter(limiter:
     nameless: dict[str, list[Callable[..., object]]] = {
         "a partial has no name": [functools.partial(max, 3, 4), named],
         "a lambda has no name": [lambda: 1, (lambda: lambda: 1)()],
-        "the bound methods of all objects have one name": [Sender().of_one, Sender.of_all, [].copy],
-        "the objects of a class have no names": [Sender(), AsyncSender()],
+        "the bound methods of all objects have one name": [MailSender().of_one, MailSender.of_all, [].copy],
+        "the objects of a class have no names": [MailSender(), AsyncSender()],
     }
     for reason, functions in nameless.items():
         text = (

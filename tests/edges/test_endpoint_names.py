@@ -38,7 +38,7 @@ class Resource:
 
 
 @dataclass
-class Handler:
+class UnhashableEndpoint:
     """An endpoint without a hash."""
 
     name: str
@@ -61,7 +61,7 @@ def redefined() -> Callable[[], None]:
         redefined,
         lambda: lambda: None,
         lambda: partial(make_endpoint()),
-        lambda: Handler(uuid4().hex),
+        lambda: UnhashableEndpoint(uuid4().hex),
     ],
     ids=["closure", "bound method", "redefined", "lambda", "partial", "object without hash"],
 )

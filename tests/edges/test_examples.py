@@ -21,7 +21,7 @@ from websockets.sync.client import connect
 
 from tests.support.ports import unused_port
 from tests.support.server_process import listening_process
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -196,7 +196,7 @@ def test_decorator() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["one process", "a server"])
-def test_llm_proxy(shared: bool, tmp_path: Path, server: Server) -> None:
+def test_llm_proxy(shared: bool, tmp_path: Path, server: ValkeyServer) -> None:
     (tmp_path / "examples").symlink_to(EXAMPLES)
     with (
         unused_port() as port,

@@ -23,6 +23,7 @@ from headgate.edges.websocket import WebSocketLimits
 from headgate.edges.wsgi import RateLimitMiddleware as WsgiMiddleware
 from headgate.lease_renewer import RENEWERS
 from tests.support.event_loop import wait_until
+from tests.support.http_edges import HandlerError
 from tests.support.obeying_transports import SimulatedClock
 from tests.support.valkey import PATIENCE, wait_for
 from tests.support.wrapped_store import WrappedHoldStore, WrappedStore
@@ -34,10 +35,6 @@ START: Message = {"type": "http.response.start", "status": 200, "headers": []}
 PART: Message = {"type": "http.response.body", "body": b"part", "more_body": True}
 LAST: Message = {"type": "http.response.body", "body": b"last"}
 ADDRESS = "10.0.0.1"
-
-
-class Gone(Exception):
-    """What a handler raises."""
 
 
 @pytest.fixture(params=[MemoryStore, WrappedHoldStore, pytest.param(RedisStore, marks=pytest.mark.long)])
@@ -61,7 +58,7 @@ def used(limiter: Limiter, key: str = ADDRESS) -> int:
     return SLOTS - limiter.peek(key).remaining
 
 
-class Request:
+class RequestInProgress:
     """A request in progress. Its application does one step at a time: what `steps` says next."""
 
     def __init__(self, path: str = "/", kind: str = "http", **scope: Any) -> None:
@@ -92,7 +89,7 @@ class Request:
         await asyncio.sleep(0)
         self.sent.append(message)
 
-    async def begin(self, make: Callable[[Any], Any]) -> "Request":
+    async def begin(self, make: Callable[[Any], Any]) -> "RequestInProgress":
         """Let it come as far as the application, or to its denial."""
         self.task = asyncio.ensure_future(make(self.app)(self.scope, self.incoming.get, self._send))
         waiting = asyncio.ensure_future(self.begun.wait())
@@ -120,7 +117,7 @@ class Request:
                 await self.task
         elif how == "raises":
             self._steps.put_nowait(crash)
-            with pytest.raises(Gone):
+            with pytest.raises(HandlerError):
                 await self.task
         else:
             self._steps.put_nowait(leave)
@@ -144,7 +141,7 @@ async def leave(scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
 async def crash(scope: Scope, receive: Receive, send: Send) -> None:
-    raise Gone
+    raise HandlerError
 
 
 def before(limiter: Any, **options: Any) -> Callable[[Any], Any]:
@@ -156,7 +153,7 @@ def before(limiter: Any, **options: Any) -> Callable[[Any], Any]:
 
 
 async def test_a_request_has_its_slot_until_its_last_byte(slots: Limiter) -> None:
-    request = await Request().begin(before(slots))
+    request = await RequestInProgress().begin(before(slots))
     assert used(slots) == 1
     await request.receive({"type": "http.request", "body": b""})
     assert used(slots) == 1
@@ -175,7 +172,7 @@ async def test_a_request_has_its_slot_until_its_last_byte(slots: Limiter) -> Non
 @pytest.mark.parametrize("how", ["returns", "raises", "cancelled"])
 @pytest.mark.parametrize("sent", [[], [START], [START, PART]], ids=["nothing", "start", "part"])
 async def test_a_slot_is_free_however_a_request_ends(slots: Limiter, sent: list[Message], how: str) -> None:
-    request = await Request().begin(before(slots))
+    request = await RequestInProgress().begin(before(slots))
     await request.step(*sent)
     assert used(slots) == 1
     await request.end(how)
@@ -183,7 +180,7 @@ async def test_a_slot_is_free_however_a_request_ends(slots: Limiter, sent: list[
 
 
 async def test_a_client_that_leaves_frees_its_slot_when_the_application_ends(slots: Limiter) -> None:
-    request = await Request().begin(before(slots))
+    request = await RequestInProgress().begin(before(slots))
     await request.step(START, PART)
     await request.receive({"type": "http.disconnect"})
     assert used(slots) == 1  # the application may still be at work
@@ -193,13 +190,13 @@ async def test_a_client_that_leaves_frees_its_slot_when_the_application_ends(slo
 
 async def test_a_request_without_a_free_slot_is_denied_and_takes_nothing(slots: Limiter, clock: ManualClock) -> None:
     make = before(slots)
-    first, second = await Request().begin(make), await Request().begin(make)
+    first, second = await RequestInProgress().begin(make), await RequestInProgress().begin(make)
     clock.advance(20.5)
-    denied = await Request().begin(make)
+    denied = await RequestInProgress().begin(make)
     assert (denied.status, denied.headers["retry-after"], used(slots)) == (429, "1", 2)
     assert denied.headers["ratelimit"] == '"default";r=0;t=1'
     await first.end()
-    third = await Request().begin(make)
+    third = await RequestInProgress().begin(make)
     assert used(slots) == 2
     await second.end()
     await third.end()
@@ -208,8 +205,8 @@ async def test_a_request_without_a_free_slot_is_denied_and_takes_nothing(slots: 
 
 async def test_keys_and_anonymous_callers_have_their_own_slots(slots: Limiter) -> None:
     make = before(slots, key=lambda request: request.headers.get("x-key"))
-    named = [await Request(headers=[(b"x-key", b"ann")]).begin(make) for _ in range(3)]
-    anonymous = await Request().begin(make)
+    named = [await RequestInProgress(headers=[(b"x-key", b"ann")]).begin(make) for _ in range(3)]
+    anonymous = await RequestInProgress().begin(make)
     assert [one.begun.is_set() for one in (*named, anonymous)] == [True, True, False, True]
     assert (used(slots, "ann"), used(slots)) == (2, 0)  # addresses have a key space of their own
     for one in (*named[:2], anonymous):
@@ -220,15 +217,15 @@ async def test_keys_and_anonymous_callers_have_their_own_slots(slots: Limiter) -
 async def test_a_rate_and_slots_hold_together(store: Any, clock: ManualClock) -> None:
     limiter = Limiter("3/minute; 2 in flight", store=store)
     make = before(limiter)
-    requests = [await Request().begin(make) for _ in range(3)]
+    requests = [await RequestInProgress().begin(make) for _ in range(3)]
     assert [one.begun.is_set() for one in requests] == [True, True, False]
     assert "violated-policies" in requests[2].sent[1]["body"].decode()
     assert '"2 in flight"' in requests[2].sent[1]["body"].decode()
     for one in requests[:2]:
         await one.end()
-    last = await Request().begin(make)  # a denial has counted nothing
+    last = await RequestInProgress().begin(make)  # a denial has counted nothing
     await last.end()
-    denied = await Request().begin(make)
+    denied = await RequestInProgress().begin(make)
     assert (denied.status, denied.headers["retry-after"]) == (429, "20")
 
 
@@ -248,10 +245,10 @@ async def test_a_limit_function_may_return_slots(store: Any) -> None:
 
     limiter = Limiter(f"{SLOTS} in flight", store=store)
     for _ in range(2):  # the second time by the fast path, if there is one
-        first, second, third = [await Request("/slow").begin(make) for _ in range(3)]
+        first, second, third = [await RequestInProgress("/slow").begin(make) for _ in range(3)]
         assert [one.begun.is_set() for one in (first, second, third)] == [True, True, False]
         assert (third.status, used(limiter)) == (429, SLOTS)
-        other = await Request("/").begin(make)
+        other = await RequestInProgress("/").begin(make)
         assert "ratelimit" not in other.headers if other.sent else other.begun.is_set()
         await first.step(START, LAST)
         assert used(limiter) == SLOTS - 1
@@ -265,7 +262,7 @@ async def test_a_limit_function_may_return_slots(store: Any) -> None:
 
 
 async def test_the_lease_is_renewed_as_long_as_the_request_lives(slots: Limiter, clock: ManualClock) -> None:
-    request = await Request().begin(before(slots))
+    request = await RequestInProgress().begin(before(slots))
     for _ in range(6):
         clock.advance(25)
         await wait_until(lambda: slots.list_holds(ADDRESS)[0].lease_left > 55, "the renewal")
@@ -302,7 +299,7 @@ async def test_a_hold_that_was_forgotten_is_charged_what_it_has_cost_more(
     store: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     limiter = Limiter("100/hour", store=store)
-    request = await Request().begin(before(limiter, cost=10, settle=lambda request, response: 30))
+    request = await RequestInProgress().begin(before(limiter, cost=10, settle=lambda request, response: 30))
     limiter.reset(ADDRESS)
     await request.step(START, LAST)
     assert limiter.peek(ADDRESS).remaining == 80
@@ -330,7 +327,7 @@ async def test_what_is_given_back_late_lets_no_more_through_than_the_limit(
     store: Any, clock: ManualClock, options: dict[str, Any]
 ) -> None:
     limiter = Limiter("60/minute burst 10", store=store)
-    request = await Request().begin(before(limiter, cost=5, **options))
+    request = await RequestInProgress().begin(before(limiter, cost=5, **options))
     clock.advance(30)  # it is full again
     assert limiter.check(ADDRESS, 3)
     await request.step(START, LAST)
@@ -340,7 +337,7 @@ async def test_what_is_given_back_late_lets_no_more_through_than_the_limit(
 
 async def test_what_is_given_back_at_once_is_given_back_in_full(store: Any) -> None:
     limiter = Limiter("60/minute burst 10", store=store)
-    request = await Request().begin(before(limiter, cost=5, settle=lambda request, response: 2))
+    request = await RequestInProgress().begin(before(limiter, cost=5, settle=lambda request, response: 2))
     assert limiter.peek(ADDRESS).remaining == 5
     await request.step(START, LAST)
     assert limiter.peek(ADDRESS).remaining == 8
@@ -349,7 +346,7 @@ async def test_what_is_given_back_at_once_is_given_back_in_full(store: Any) -> N
 
 async def test_a_higher_cost_is_charged_even_into_debt(store: Any) -> None:
     limiter = Limiter("60/minute; 2 in flight", store=store)
-    request = await Request().begin(before(limiter, cost=5, settle=lambda request, response: 65))
+    request = await RequestInProgress().begin(before(limiter, cost=5, settle=lambda request, response: 65))
     await request.step(START, LAST)
     assert limiter.peek(ADDRESS).retry_after == 6.0
     await request.end()
@@ -360,7 +357,7 @@ async def test_a_crash_frees_the_slot_and_keeps_the_cost_unless_that_is_to_be_re
     store: Any, refund: bool
 ) -> None:
     limiter = Limiter("60/minute; 100 in flight", store=store)
-    request = await Request().begin(before(limiter, cost=5, refund_crashes=refund))
+    request = await RequestInProgress().begin(before(limiter, cost=5, refund_crashes=refund))
     await request.end("raises")
     assert limiter.peek(ADDRESS).remaining == (60 if refund else 55)
 
@@ -373,7 +370,7 @@ async def test_a_settlement_that_fails_frees_the_slot_and_keeps_the_cost(
 
     async def settle(request: Any, response: Any) -> Any:
         if failure == "raises":
-            raise Gone
+            raise HandlerError
         if failure == "takes too long":
             assert used(slots) == 1
             await asyncio.Event().wait()
@@ -381,7 +378,7 @@ async def test_a_settlement_that_fails_frees_the_slot_and_keeps_the_cost(
 
     costs = Limiter("60/minute; 100 in flight", store=slots.store)
     make = before(slots, settle=settle)
-    request = await Request().begin(lambda app: make(RateLimitMiddleware(app, costs, cost=5, settle=settle)))
+    request = await RequestInProgress().begin(lambda app: make(RateLimitMiddleware(app, costs, cost=5, settle=settle)))
     with caplog.at_level(logging.CRITICAL, "headgate"):
         await request.step(START, LAST)
     assert (used(slots), costs.peek(ADDRESS).remaining) == (0, 55)
@@ -390,7 +387,7 @@ async def test_a_settlement_that_fails_frees_the_slot_and_keeps_the_cost(
 
 async def test_a_client_that_leaves_before_the_response_gets_nothing_back(store: Any) -> None:
     limiter = Limiter("60/minute; 100 in flight", store=store)
-    request = await Request().begin(before(limiter, cost=5, counts="failures"))
+    request = await RequestInProgress().begin(before(limiter, cost=5, counts="failures"))
     await request.receive({"type": "http.disconnect"})
     await request.step(START, LAST)
     assert limiter.peek(ADDRESS).remaining == 55
@@ -405,13 +402,13 @@ async def test_of_several_limits_all_have_a_slot_or_none(store: Any) -> None:
     login = Limiter("1 in flight", store=store, name="login")
     rate = Limiter("3/minute", store=WrappedStore(clock=ManualClock()), name="rate")
     make = before(default, routes={"/login": login, "/poll": rate})
-    odd = await Request("/login/").begin(make)  # it counts for the pattern and the default limit
+    odd = await RequestInProgress("/login/").begin(make)  # it counts for the pattern and the default limit
     assert (used(default), login.peek(ADDRESS).remaining) == (1, 0)
-    denied = await Request("/LOGIN").begin(make)
+    denied = await RequestInProgress("/LOGIN").begin(make)
     assert (denied.status, used(default)) == (429, 1)
-    mixed = await Request("/poll/").begin(make)
+    mixed = await RequestInProgress("/poll/").begin(make)
     assert (used(default), rate.peek(ADDRESS).remaining) == (2, 2)
-    denied = await Request("/POLL").begin(make)
+    denied = await RequestInProgress("/POLL").begin(make)
     assert (denied.status, rate.peek(ADDRESS).remaining) == (429, 2)
     for one in (odd, mixed):
         await one.end()
@@ -425,19 +422,19 @@ async def test_a_store_that_fails_frees_the_slots_in_the_others(
     broken = WrappedHoldStore(clock=ManualClock())
 
     async def fail(*arguments: object, **options: object) -> Any:
-        raise Gone
+        raise HandlerError
 
     good, bad = Limiter(f"{SLOTS} in flight", store=store), Limiter("5 in flight", store=broken)
     default, route = (good, bad) if route_fails else (bad, good)
     make = before(default, routes={"/login": route})
-    request = await Request("/login/").begin(make)
+    request = await RequestInProgress("/login/").begin(make)
     assert used(good) == 1
     monkeypatch.setattr(broken, "asettle", fail)
     await request.end()
     assert used(good) == 0
     monkeypatch.setattr(broken, "ahold", fail)
-    refused = await Request("/login/").begin(make)
-    with pytest.raises(Gone):
+    refused = await RequestInProgress("/login/").begin(make)
+    with pytest.raises(HandlerError):
         await refused.task
     assert used(good) == 0
 
@@ -445,7 +442,7 @@ async def test_a_store_that_fails_frees_the_slots_in_the_others(
 async def test_the_headers_tell_of_the_limit_that_lets_the_fewest_more_pass(slots: Limiter) -> None:
     rate = Limiter("30/minute", store=slots.store, name="rate")
     for told in ('"default";r=1', '"default";r=1', '"rate";r=0;t=2'):  # a slot is one request, whatever that costs
-        request = await Request().begin(
+        request = await RequestInProgress().begin(
             lambda app: RateLimitMiddleware(RateLimitMiddleware(app, rate, cost=10), slots, cost=10)
         )
         await request.step(START, LAST)
@@ -464,7 +461,7 @@ ACCEPT: Message = {"type": "websocket.accept"}
 async def test_a_websocket_has_its_slot_until_its_end(
     slots: Limiter, answers: list[Message], how: str, options: dict[str, Any]
 ) -> None:
-    connection = await Request("/", "websocket").begin(before(slots, **options))
+    connection = await RequestInProgress("/", "websocket").begin(before(slots, **options))
     await connection.receive({"type": "websocket.connect"})
     assert used(slots) == 1
     await connection.step(*answers)
@@ -477,8 +474,8 @@ async def test_a_websocket_has_its_slot_until_its_end(
 
 async def test_a_connect_without_a_free_slot_is_denied(slots: Limiter) -> None:
     make = before(slots)
-    connections = [await Request("/", "websocket").begin(make) for _ in range(SLOTS)]
-    denied = Request("/", "websocket")
+    connections = [await RequestInProgress("/", "websocket").begin(make) for _ in range(SLOTS)]
+    denied = RequestInProgress("/", "websocket")
     denied.incoming.put_nowait({"type": "websocket.connect"})
     await denied.begin(make)
     assert denied.sent == [{"type": "websocket.close", "code": 1013, "reason": "rate limited; retry in 1000 ms"}]
@@ -491,23 +488,25 @@ async def test_a_connect_without_a_free_slot_is_denied(slots: Limiter) -> None:
 async def test_a_connection_with_a_slot_is_settled_at_its_end(store: Any) -> None:
     limiter = Limiter("60/minute; 100 in flight", store=store)
     make = before(limiter, cost=10, counts="failures")
-    connection = await Request("/", "websocket").begin(make)
+    connection = await RequestInProgress("/", "websocket").begin(make)
     await connection.step(ACCEPT)
     assert limiter.peek(ADDRESS).remaining == 50
     await connection.end()
     assert limiter.peek(ADDRESS).remaining == 60
     for refund, left in ((False, 50), (True, 50)):
-        crashed = await Request("/", "websocket").begin(before(limiter, cost=10, refund_crashes=refund))
+        crashed = await RequestInProgress("/", "websocket").begin(before(limiter, cost=10, refund_crashes=refund))
         await crashed.end("raises")
         assert limiter.peek(ADDRESS).remaining == left
 
 
 async def test_a_connection_whose_limits_cant_be_found_out_has_no_slot(slots: Limiter) -> None:
     def fail(request: Any) -> str:
-        raise Gone
+        raise HandlerError
 
-    connection = await Request("/", "websocket").begin(before(slots, websocket=WebSocketLimits(received=fail)))
-    with pytest.raises(Gone):
+    connection = await RequestInProgress("/", "websocket").begin(
+        before(slots, websocket=WebSocketLimits(received=fail))
+    )
+    with pytest.raises(HandlerError):
         await connection.task
     assert used(slots) == 0
 
@@ -564,7 +563,7 @@ def test_a_wsgi_response_has_its_slot_until_it_ends(memory_slots: Limiter, endin
         start_response("200 OK", [])
         yield b"part"
         if ending == "raises":
-            raise Gone
+            raise HandlerError
         yield b"part"
         seen.append(used(memory_slots))
 
@@ -572,7 +571,7 @@ def test_a_wsgi_response_has_its_slot_until_it_ends(memory_slots: Limiter, endin
     assert used(memory_slots) == 1
     assert (next(parts), seen, used(memory_slots)) == (b"part", [1], 1)
     if ending == "raises":
-        with pytest.raises(Gone):
+        with pytest.raises(HandlerError):
             next(parts)
     elif ending == "is read":
         assert [*parts] == [b"part"]
@@ -623,7 +622,7 @@ def test_a_file_that_the_wsgi_server_sends_has_its_slot_until_it_is_closed(
     assert (used(memory_slots), file.closed) == (0, True)
 
 
-@pytest.mark.parametrize("error", [Gone, SystemExit])
+@pytest.mark.parametrize("error", [HandlerError, SystemExit])
 @pytest.mark.parametrize("started", [False, True])
 def test_a_wsgi_application_that_raises_frees_its_slot(
     memory_slots: Limiter, error: type[BaseException], started: bool
@@ -647,14 +646,14 @@ def test_a_call_has_its_slot_as_long_as_it_runs(memory_slots: Limiter, fails: bo
     @rate_limited(memory_slots, key="who")
     def work(who: str) -> int:
         if fails and used(memory_slots, who) == SLOTS:
-            raise Gone
+            raise HandlerError
         try:
             return work(who)
         except RateLimited as denied:
             return used(memory_slots, who) if denied.pace == f"{SLOTS} in flight" else -1
 
     if fails:
-        with pytest.raises(Gone):
+        with pytest.raises(HandlerError):
             work("ann")
     else:
         assert work("ann") == SLOTS
@@ -669,7 +668,7 @@ async def test_a_coroutine_has_its_slot_as_long_as_it_runs(slots: Limiter, how: 
     async def work(who: str) -> int:
         await go.wait()
         if how == "raises":
-            raise Gone
+            raise HandlerError
         return 5
 
     tasks = [asyncio.ensure_future(work("ann")) for _ in range(SLOTS)]
@@ -682,7 +681,7 @@ async def test_a_coroutine_has_its_slot_as_long_as_it_runs(slots: Limiter, how: 
     go.set()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(result) for result in results] == [
-        {"returns": int, "raises": Gone, "is cancelled": asyncio.CancelledError}[how]
+        {"returns": int, "raises": HandlerError, "is cancelled": asyncio.CancelledError}[how]
     ] * SLOTS
     assert used(slots, "ann") == 0
 
@@ -693,7 +692,7 @@ def test_a_generator_has_its_slot_from_its_first_step_to_its_end(memory_slots: L
     def parts(who: str) -> Any:
         received = yield 1
         if how == "raises":
-            raise Gone
+            raise HandlerError
         yield received
 
     stream: Any = parts("ann")
@@ -706,7 +705,7 @@ def test_a_generator_has_its_slot_from_its_first_step_to_its_end(memory_slots: L
     others[0].close()
     assert used(memory_slots, "ann") == 1
     if how == "raises":
-        with pytest.raises(Gone):
+        with pytest.raises(HandlerError):
             next(stream)
     elif how == "is read":
         assert stream.send(7) == 7
@@ -724,25 +723,25 @@ async def test_an_async_generator_has_its_slot_from_its_first_step_to_its_end(sl
     async def parts(who: str) -> Any:
         try:
             received = yield 1
-        except Gone:
+        except HandlerError:
             received = 9
         finally:
             ended.append(who)
         if how == "raises":
-            raise Gone
+            raise HandlerError
         yield received
 
     stream: Any = parts("ann")
     assert used(slots, "ann") == 0
     assert (await anext(stream), used(slots, "ann")) == (1, 1)
     if how == "raises":
-        with pytest.raises(Gone):
+        with pytest.raises(HandlerError):
             await anext(stream)
     elif how == "is read":
         assert await stream.asend(7) == 7
         assert [one async for one in stream] == []
     elif how == "is thrown into":
-        assert await stream.athrow(Gone()) == 9
+        assert await stream.athrow(HandlerError()) == 9
         assert used(slots, "ann") == 1
         await stream.aclose()
     else:
@@ -836,7 +835,7 @@ def test_messages_have_no_slots(name: str, free: Limiter) -> None:
 
 async def test_no_hold_is_made_where_nothing_is_settled(clock: ManualClock) -> None:
     limiter = Limiter("60/minute", store=MemoryStore(clock=clock))
-    request = await Request().begin(before(limiter))
+    request = await RequestInProgress().begin(before(limiter))
     assert limiter.list_holds(ADDRESS) == []
     await request.end()
 

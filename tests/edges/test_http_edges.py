@@ -28,7 +28,7 @@ from tests.support.http_edges import (
     wsgi_server,
 )
 from tests.support.ports import unused_port
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -453,7 +453,9 @@ def test_200_clients_at_once_are_counted_exactly(edge: type[Edge]) -> None:
 @pytest.mark.long
 @edges(AsgiEdge, FastapiEdge)
 @pytest.mark.parametrize("by", ["limiter", "gate"])
-def test_200_clients_of_two_nodes_at_once_are_counted_exactly(edge: type[Edge], by: str, redis_server: Server) -> None:
+def test_200_clients_of_two_nodes_at_once_are_counted_exactly(
+    edge: type[Edge], by: str, redis_server: ValkeyServer
+) -> None:
     with RedisStore(redis_server.url, prefix=f"{uuid4().hex}:", clock=ManualClock(), timeout=PATIENCE) as store:
         gate = Gate(Policy(addresses={"limit": "60/minute"}), store=store)
         app = edge(gate=gate) if by == "gate" else edge(limiter=Limiter("60/minute", store=store))

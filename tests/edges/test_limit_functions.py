@@ -18,7 +18,7 @@ from headgate.edges.websocket import WebSocketLimits
 from tests.support.asgi_server import app_server
 from tests.support.greeting_app import greeting_app, greeting_server, header, maybe_async
 from tests.support.http_edges import AsgiEdge, Edge, FastapiEdge, WsgiEdge, client_of, sync_or_async
-from tests.support.valkey import Server, wait_for
+from tests.support.valkey import ValkeyServer, wait_for
 from tests.support.websocket_apps import Echo, denial_frame, exchange, websocket_client
 
 pytestmark = pytest.mark.once
@@ -65,7 +65,7 @@ def test_a_route_can_have_a_function_and_anonymous_callers_count_by_address(edge
         assert passed(client, "free", "a") == 8  # the default limit is another
 
 
-def test_several_processes_count_the_limits_of_a_function_in_one_store(redis_server: Server) -> None:
+def test_several_processes_count_the_limits_of_a_function_in_one_store(redis_server: ValkeyServer) -> None:
     name = uuid4().hex
     with RedisStore(redis_server.url) as one, RedisStore(redis_server.url) as two:
         apps = [AsgiEdge(limiter=limit_of_plan, store=store, name=name) for store in (one, two)]

@@ -28,7 +28,7 @@ from slowapi.util import get_remote_address
 
 from headgate import HeadgateError, InvalidInput, ManualClock, MemoryStore, StoreAway
 from headgate.edges.limits_storage import AsyncHeadgateStorage, HeadgateStorage
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 pytestmark = pytest.mark.once
 
@@ -38,7 +38,7 @@ TINY = 0.00001
 FIXED, MOVING, SLIDING = "fixed-window", "moving-window", "sliding-window-counter"
 
 
-class Both:
+class SyncOrAsyncStrategy:
     """A strategy on a storage: of `limits`, or of `limits.aio` in a loop of its own."""
 
     def __init__(self, runner: asyncio.Runner | None, strategy: Any) -> None:
@@ -83,14 +83,14 @@ def tells(seconds: float) -> Iterator[list[float]]:
     assert begin + seconds - TINY <= told[0] <= time.time() + seconds + TINY
 
 
-Make = Callable[[str], Both]
+Make = Callable[[str], SyncOrAsyncStrategy]
 
 
 @pytest.fixture(params=["memory", "redis"])
 def url(request: pytest.FixtureRequest) -> str:
     if request.param == "memory":
         return "headgate+memory://"
-    server: Server = request.getfixturevalue("redis_server")
+    server: ValkeyServer = request.getfixturevalue("redis_server")
     return f"headgate+{server.url}"
 
 
@@ -105,11 +105,11 @@ def make(request: pytest.FixtureRequest, url: str, clock: ManualClock) -> Iterat
     options = {"clock": clock, **apart(url)}
     if request.param == "sync":
         with closing(storage_from_string(url, **options)) as storage:  # type: ignore[type-var]
-            yield lambda name: Both(None, STRATEGIES[name](storage))
+            yield lambda name: SyncOrAsyncStrategy(None, STRATEGIES[name](storage))
         return
     with asyncio.Runner() as runner:
         storage = storage_from_string(f"async+{url}", **options)
-        yield lambda name: Both(runner, limits.aio.strategies.STRATEGIES[name](storage))  # type: ignore[abstract]
+        yield lambda name: SyncOrAsyncStrategy(runner, limits.aio.strategies.STRATEGIES[name](storage))  # type: ignore[abstract]
         assert isinstance(storage, AsyncHeadgateStorage)
         runner.run(storage.aclose())
 
@@ -338,7 +338,7 @@ def test_defect_7_nothing_is_left_of_keys_that_expired(clock: ManualClock) -> No
     assert len(store) < 10
 
 
-def test_defect_7_every_key_in_a_server_expires(redis_server: Server) -> None:
+def test_defect_7_every_key_in_a_server_expires(redis_server: ValkeyServer) -> None:
     prefix, item = uuid4().hex, RateLimitItemPerHour(10)  # none of which expires before it is looked for
     with closing(HeadgateStorage(f"headgate+{redis_server.url}", key_prefix=prefix, timeout=PATIENCE)) as storage:
         for strategy in STRATEGIES.values():

@@ -14,7 +14,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from tests.support.ports import unused_port
 from tests.support.server_process import listening_process
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, ValkeyServer
 from tools.migration_diff import AFTER, APPS, BEFORE, GUIDE, diff, shown
 
 pytestmark = pytest.mark.once
@@ -108,7 +108,7 @@ def statuses(where: str, http: httpx.Client) -> Iterator[Status]:
 def run(name: str, log: Path) -> Run:
     """The script, on an application with a server that has counted nothing yet."""
     with (
-        Server() as server,
+        ValkeyServer() as server,
         served(name, server.url, log) as where,
         httpx.Client(base_url=f"http://{where}", trust_env=False, timeout=PATIENCE) as http,
     ):

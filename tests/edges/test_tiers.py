@@ -11,7 +11,7 @@ from headgate.edges.asgi import RateLimitMiddleware
 from headgate.edges.websocket import WebSocketLimits
 from tests.support.asgi_server import app_server
 from tests.support.http_edges import AsgiEdge, Edge, FastapiEdge, WsgiEdge, client_of, edges
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 from tests.support.websocket_apps import Echo, client_name, denial_frame, exchange, websocket_client
 
 pytestmark = pytest.mark.once
@@ -27,7 +27,7 @@ def gate(request: pytest.FixtureRequest) -> Iterator[Gate]:
         with Gate(BULK, store=MemoryStore(clock=ManualClock())) as found:
             yield found
         return
-    server: Server = request.getfixturevalue("redis_server")
+    server: ValkeyServer = request.getfixturevalue("redis_server")
     clock = ManualClock(start=1000)
     store = RedisStore(server.url, prefix=f"{uuid4().hex}:", clock=clock, timeout=PATIENCE)
     with store, Gate(BULK, store=store) as found:

@@ -23,7 +23,7 @@ from tests.support.gunicorn_app import hello
 from tests.support.http_callers import get_statuses
 from tests.support.http_edges import client_at
 from tests.support.server_process import server_process
-from tests.support.valkey import Server, wait_for
+from tests.support.valkey import ValkeyServer, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -412,7 +412,7 @@ def test_connections_are_kept_and_clients_counted_exactly_behind_gunicorn() -> N
 
 
 @pytest.mark.long
-def test_workers_that_share_a_server_count_exactly(redis_server: Server) -> None:
+def test_workers_that_share_a_server_count_exactly(redis_server: ValkeyServer) -> None:
     with redis_server.client() as raw:
         raw.flushall()
     with gunicorn("--threads", "2", "--workers", "2", "--preload", STORE=redis_server.url) as port:

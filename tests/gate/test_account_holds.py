@@ -16,7 +16,7 @@ from headgate.gate.accounts import Bound
 from headgate.http import describe_error
 from headgate.stores.base import Store
 from headgate.stores.redis import RedisStore
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 START = date(2026, 11, 17)
 
@@ -48,7 +48,7 @@ def store(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Store]
     if request.param == "memory":
         yield MemoryStore(clock=clock)
     else:
-        server: Server = request.getfixturevalue("redis_server")
+        server: ValkeyServer = request.getfixturevalue("redis_server")
         with RedisStore(server.url, prefix=f"{uuid4().hex}:", timeout=PATIENCE, clock=clock) as made:
             yield made
 
@@ -165,7 +165,7 @@ def test_f1_a_repeated_hold_with_other_costs_is_refused(store: Store) -> None:
 
 @pytest.mark.once
 def test_f1_a_denial_while_the_server_is_away_names_its_account_and_is_no_violation() -> None:
-    with Server() as server, RedisStore(server.url, on_failure_holds="local") as store:
+    with ValkeyServer() as server, RedisStore(server.url, on_failure_holds="local") as store:
         gate = Gate(Policy(accounts={"default": {"agent": {"usd": "10/calendar day"}}}), store=store)
         events: list[Event] = []
         gate.subscribe(events.append, Violated, AccountAlerted)
@@ -206,7 +206,7 @@ def test_f1_an_old_handle_of_an_id_that_was_used_again_counts_nothing(
 
 @pytest.mark.once
 def test_f1_a_hold_that_nobody_can_decide_is_denied_as_a_hold() -> None:
-    with Server() as server, RedisStore(server.url) as store:
+    with ValkeyServer() as server, RedisStore(server.url) as store:
         gate = Gate(Policy(accounts={"default": {"agent": {"usd": "10/calendar day"}}}), store=store)
         server.kill()
         denied = gate.hold("p", {"usd": 5})

@@ -30,7 +30,7 @@ from headgate.gate.changes import (
 from headgate.gate.effective import Effective, apply_edits, effective
 from headgate.stores.base import Change, ChangeLog, Edit
 from headgate.stores.sqlite import SqliteChangeLog
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -134,7 +134,7 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ChangeLog]:
         with closing(SqliteChangeLog(tmp_path / "headgate.db")) as file:
             yield file
     else:
-        server: Server = request.getfixturevalue("redis_server")
+        server: ValkeyServer = request.getfixturevalue("redis_server")
         with RedisStore(server.url, prefix=f"log-{tmp_path.name}:", timeout=PATIENCE) as store:
             yield store.change_log()
 
@@ -298,7 +298,7 @@ def test_an_old_file_of_more_than_10_000_changes_is_compacted(tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_an_old_list_of_more_than_10_000_changes_is_compacted(redis_server: Server, tmp_path: Path) -> None:
+def test_an_old_list_of_more_than_10_000_changes_is_compacted(redis_server: ValkeyServer, tmp_path: Path) -> None:
     prefix, rows = f"old-{tmp_path.name}:", old_rows(11_500)
     key = f"{prefix[:-1]}-admin:changes"
     texts = [json.dumps(dict(zip(OLD_COLUMNS.split(", "), row, strict=True))) for row in rows]
@@ -347,7 +347,7 @@ def test_the_history_in_memory_is_bounded_too() -> None:
 
 
 @pytest.fixture
-def opened(redis_server: Server, tmp_path: Path) -> Iterator[Callable[[], Gate]]:
+def opened(redis_server: ValkeyServer, tmp_path: Path) -> Iterator[Callable[[], Gate]]:
     """Makes gates that share a log, and closes them."""
     with ExitStack() as stack:
 
@@ -358,7 +358,7 @@ def opened(redis_server: Server, tmp_path: Path) -> Iterator[Callable[[], Gate]]
         yield opened
 
 
-def lose(server: Server, tmp_path: Path, rows: int) -> None:
+def lose(server: ValkeyServer, tmp_path: Path, rows: int) -> None:
     """Drop the newest rows and everybody's connection, as a failover does."""
     with server.client() as client:
         client.ltrim(f"lost-{tmp_path.name}-admin:changes", 0, -1 - rows)
@@ -367,7 +367,7 @@ def lose(server: Server, tmp_path: Path, rows: int) -> None:
 
 @pytest.mark.parametrize("lost", [2, 5])
 def test_a_gate_agrees_with_the_log_after_the_server_has_lost_changes(
-    opened: Callable[[], Gate], redis_server: Server, tmp_path: Path, lost: int
+    opened: Callable[[], Gate], redis_server: ValkeyServer, tmp_path: Path, lost: int
 ) -> None:
     gate = opened()
     for number in range(5):
@@ -380,7 +380,7 @@ def test_a_gate_agrees_with_the_log_after_the_server_has_lost_changes(
 
 
 def test_changes_are_announced_once_even_if_the_log_is_read_again(
-    opened: Callable[[], Gate], redis_server: Server, tmp_path: Path
+    opened: Callable[[], Gate], redis_server: ValkeyServer, tmp_path: Path
 ) -> None:
     gate, heard = opened(), list[str]()
     for number in range(20):

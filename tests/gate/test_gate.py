@@ -335,7 +335,7 @@ def test_a12_a_listener_may_choose_its_events(gate: Gate) -> None:
 
 
 def test_a12_a_listener_that_would_never_run_is_refused(gate: Gate) -> None:
-    class Page:
+    class AsyncListener:
         async def __call__(self, event: Event) -> None: ...
 
     async def page(event: Event) -> None: ...
@@ -346,7 +346,7 @@ def test_a12_a_listener_that_would_never_run_is_refused(gate: Gate) -> None:
     expected = (
         r"^subscribe: expected a plain function; for a coroutine, let it call asyncio\.create_task, or asyncio\.run"
     )
-    listeners: list[Any] = [page, functools.partial(page), Page(), pages, None]
+    listeners: list[Any] = [page, functools.partial(page), AsyncListener(), pages, None]
     for listener in listeners:
         with pytest.raises(InvalidInput, match=expected):
             gate.subscribe(listener, Checked)

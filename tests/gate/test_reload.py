@@ -20,7 +20,7 @@ from headgate.gate.change_log import MemoryChangeLog
 from headgate.gate.reload import PolicyWatcher, reload_file
 from headgate.stores.base import LogPage
 from headgate.stores.sqlite import ChangeLogError
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = pytest.mark.once
 Looks = Callable[[], None]
@@ -161,7 +161,7 @@ def test_an_edit_while_the_server_is_away_is_applied_when_it_is_back(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
-        Server() as server,
+        ValkeyServer() as server,
         RedisStore(server.url) as store,
         Gate(Policy.load(path), store=store) as gate,
         PolicyWatcher(gate, path, interval=0.01),

@@ -13,7 +13,7 @@ from headgate.gate.account_holds import AccountHold
 from headgate.stores.base import Ask
 from headgate.stores.holds import HoldAnswer, HoldTerms
 from tests.support.event_loop import wait_until
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 ACCOUNTS: dict[str, Any] = {
     "default": {
@@ -281,7 +281,7 @@ async def test_f1_a_hold_whose_agent_moves_waits_no_longer_than_its_timeout(thre
 
 
 @pytest.fixture
-def unanswered(redis_server: Server) -> Iterator[tuple[Gate, ManualClock]]:
+def unanswered(redis_server: ValkeyServer) -> Iterator[tuple[Gate, ManualClock]]:
     """A gate whose server makes the first hold, and doesn't answer."""
     clock = ManualClock(1000)
     policy = Policy(accounts={"default": {"agent": {"slots": "1 in flight"}}}, agents={"planner": {"account": "acme"}})

@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from tests.support.hub_fleet import HubFleet
 from tests.support.log_level import log_level as log_level
 from tests.support.scheduler import SchedulerHarness, open_harness
-from tests.support.valkey import PATIENCE, Server
-from tests.support.webhook_receiver import Receiver
+from tests.support.valkey import PATIENCE, ValkeyServer
+from tests.support.webhook_receiver import WebhookReceiver
 
 HERE = Path(__file__).parent
 
@@ -55,13 +55,13 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def receiver(patient: None) -> Iterator[Receiver]:
-    with Receiver() as receiver:
+def receiver(patient: None) -> Iterator[WebhookReceiver]:
+    with WebhookReceiver() as receiver:
         yield receiver
 
 
 @pytest.fixture
-def fleet(redis_server: Server, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> HubFleet:
+def fleet(redis_server: ValkeyServer, receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch) -> HubFleet:
     """Hubs that share a server, and compare their alerts with it all the time."""
     monkeypatch.setattr("headgate.hub.monitoring.alert_base._INTERVAL", 0.02)
     return HubFleet(redis_server, receiver)

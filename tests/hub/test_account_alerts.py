@@ -23,12 +23,12 @@ from tests.support.alerts import wait_until_idle as agents_settled
 from tests.support.hub import ADMIN, VIEWER, hub_server
 from tests.support.hub_fleet import HubFleet
 from tests.support.valkey import wait_for
-from tests.support.webhook_receiver import Receiver
+from tests.support.webhook_receiver import WebhookReceiver
 
 pytestmark = pytest.mark.usefixtures("no_proxies", "patient")
 
 
-def events(receiver: Receiver) -> list[tuple[str, str, float]]:
+def events(receiver: WebhookReceiver) -> list[tuple[str, str, float]]:
     found = [one.json() for one in receiver.heard]
     return [(one["event"], one["alert"]["account"], one["alert"]["share"]) for one in found]
 
@@ -36,7 +36,7 @@ def events(receiver: Receiver) -> list[tuple[str, str, float]]:
 # One hub --------------------------------------------------------------------------------------------------------------
 
 
-def test_f1_80_percent_of_a_budget_are_one_alert_which_becomes_that_of_100_percent(receiver: Receiver) -> None:
+def test_f1_80_percent_of_a_budget_are_one_alert_which_becomes_that_of_100_percent(receiver: WebhookReceiver) -> None:
     with capture_logs() as logged, hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         assert spend(hub, "7.9")
         settled(hub)
@@ -69,7 +69,7 @@ def test_f1_80_percent_of_a_budget_are_one_alert_which_becomes_that_of_100_perce
     assert (lines[0]["account"], lines[0]["resource"]) == ("acme/search", "usd")
 
 
-def test_f1_a_restarted_hub_raises_the_alerts_of_its_budgets_again(receiver: Receiver, tmp_path: Path) -> None:
+def test_f1_a_restarted_hub_raises_the_alerts_of_its_budgets_again(receiver: WebhookReceiver, tmp_path: Path) -> None:
     policy = Policy(
         accounts={
             "at": {"acme": {"usd": "100 in all"}, "acme/search": {"usd": "10/calendar year", "slots": "1 in flight"}},
@@ -168,7 +168,7 @@ def test_f1_a_reload_that_removes_accounts_stops_no_alert_of_others(tmp_path: Pa
         assert [alert["account"] for alert in shown(hub)] == ["acme"]
 
 
-def test_f1_an_alert_is_resolved_also_if_the_next_one_fails(receiver: Receiver) -> None:
+def test_f1_an_alert_is_resolved_also_if_the_next_one_fails(receiver: WebhookReceiver) -> None:
     with capture_logs() as logged, hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         alerts, ends, no_amount = hub.hub.account_alerts, float(round(hub.clock.wall()) + 60), cast("Any", None)
 
@@ -184,7 +184,7 @@ def test_f1_an_alert_is_resolved_also_if_the_next_one_fails(receiver: Receiver) 
     assert [line["event"] for line in logged if line["log_level"] == "error"] == ["an alert of an account failed"]
 
 
-def test_f1_an_empty_budget_of_a_team_makes_nobody_an_offender(receiver: Receiver) -> None:
+def test_f1_an_empty_budget_of_a_team_makes_nobody_an_offender(receiver: WebhookReceiver) -> None:
     with hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         assert spend(hub, "10")
         assert not any([spend(hub, "1", agent) for agent in ("planner", "writer") * 10])
@@ -203,7 +203,7 @@ def test_f1_an_empty_budget_of_a_team_makes_nobody_an_offender(receiver: Receive
 
 @pytest.mark.parametrize("settings", [{"exempt": ["planner"]}, {"shadow": True}], ids=["exempt", "shadow"])
 def test_f1_exempt_and_shadowed_spending_raises_alerts_like_any_other(
-    receiver: Receiver, settings: dict[str, Any]
+    receiver: WebhookReceiver, settings: dict[str, Any]
 ) -> None:
     policy = Policy(
         accounts={"at": {"acme": {"usd": "10 in all"}}}, agents={"planner": {"account": "acme"}}, **settings
@@ -216,7 +216,7 @@ def test_f1_exempt_and_shadowed_spending_raises_alerts_like_any_other(
         assert receiver.heard[0].json()["alert"]["resets_at"] is None
 
 
-def test_f1_an_alert_is_resolved_when_the_period_ends(receiver: Receiver) -> None:
+def test_f1_an_alert_is_resolved_when_the_period_ends(receiver: WebhookReceiver) -> None:
     with capture_logs() as logged, hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         spend(hub, "9")
         settled(hub)
@@ -237,7 +237,7 @@ def test_f1_an_alert_is_resolved_when_the_period_ends(receiver: Receiver) -> Non
     assert [line["log_level"] for line in logged if line["event"] == "a budget is available again"] == ["info"]
 
 
-def test_f1_a_raised_budget_resolves_the_alert_or_makes_it_that_of_80_percent(receiver: Receiver) -> None:
+def test_f1_a_raised_budget_resolves_the_alert_or_makes_it_that_of_80_percent(receiver: WebhookReceiver) -> None:
     with hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         spend(hub, "10")
         settled(hub)
@@ -253,7 +253,7 @@ def test_f1_a_raised_budget_resolves_the_alert_or_makes_it_that_of_80_percent(re
         assert events(receiver)[2:] == [(RAISED, "acme/search", 0.8)], "of the new amount"
 
 
-def test_f1_a_lowered_budget_is_that_of_100_percent_and_a_removed_one_has_no_alert(receiver: Receiver) -> None:
+def test_f1_a_lowered_budget_is_that_of_100_percent_and_a_removed_one_has_no_alert(receiver: WebhookReceiver) -> None:
     with hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         spend(hub, "9")
         settled(hub)
@@ -265,7 +265,7 @@ def test_f1_a_lowered_budget_is_that_of_100_percent_and_a_removed_one_has_no_ale
         assert events(receiver)[2:] == [(RESOLVED, "acme/search", 1.0)]
 
 
-def test_f1_holds_that_are_settled_for_less_resolve_an_alert_within_half_a_minute(receiver: Receiver) -> None:
+def test_f1_holds_that_are_settled_for_less_resolve_an_alert_within_half_a_minute(receiver: WebhookReceiver) -> None:
     with hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         hold = hub.hub.gate.hold("planner", {"usd": "9"})
         settled(hub)
@@ -275,7 +275,7 @@ def test_f1_holds_that_are_settled_for_less_resolve_an_alert_within_half_a_minut
         assert events(receiver) == [(RAISED, "acme/search", 0.8), (RESOLVED, "acme/search", 0.8)]
 
 
-def test_f1_an_alert_stays_open_until_less_than_70_percent_are_used(receiver: Receiver) -> None:
+def test_f1_an_alert_stays_open_until_less_than_70_percent_are_used(receiver: WebhookReceiver) -> None:
     with hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         holds = [hub.hub.gate.hold("planner", {"usd": "1"}) for _ in range(8)]
         settled(hub)
@@ -290,7 +290,7 @@ def test_f1_an_alert_stays_open_until_less_than_70_percent_are_used(receiver: Re
         assert [event for event, _, _ in events(receiver)] == [RAISED, RESOLVED, RAISED]
 
 
-def test_f1_two_budgets_of_a_resource_have_alerts_of_their_own(receiver: Receiver) -> None:
+def test_f1_two_budgets_of_a_resource_have_alerts_of_their_own(receiver: WebhookReceiver) -> None:
     policy = Policy(
         accounts={"at": {"acme": {"usd": ["10/calendar day", "11/calendar month"]}}}, agents={"a": {"account": "acme"}}
     )
@@ -303,7 +303,7 @@ def test_f1_two_budgets_of_a_resource_have_alerts_of_their_own(receiver: Receive
         assert hub.hub.account_alerts.open == 2
 
 
-def test_f1_open_alerts_of_accounts_are_bounded(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f1_open_alerts_of_accounts_are_bounded(receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_ACCOUNT_ALERTS", 3)
     with capture_logs() as logged, hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         for number in range(5):

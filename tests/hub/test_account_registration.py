@@ -11,7 +11,7 @@ import pytest
 from headgate import ManualClock, Policy, RedisStore
 from headgate.errors import StoreAway
 from tests.support.hub import ADMIN, HubServer, hub_server
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 POLICY = Policy(
     addresses={"registration": "1000/minute"},
@@ -24,7 +24,7 @@ POLICY = Policy(
 def hub_with(kind: str, request: pytest.FixtureRequest, **settings: Any) -> Iterator[HubServer]:
     store = None
     if kind == "valkey":
-        server: Server = request.getfixturevalue("redis_server")
+        server: ValkeyServer = request.getfixturevalue("redis_server")
         clock = ManualClock(start=1000)
         store = RedisStore(server.url, prefix=f"test-{uuid4().hex}:", timeout=PATIENCE, clock=clock)
     with hub_server(POLICY, store=store, **settings) as hub:

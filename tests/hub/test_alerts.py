@@ -21,14 +21,14 @@ from tests.support.event_loop import take_turns
 from tests.support.hub import ADMIN, HubServer, hub_server
 from tests.support.ports import unused_port
 from tests.support.valkey import PATIENCE, wait_for
-from tests.support.webhook_receiver import Receiver
+from tests.support.webhook_receiver import WebhookReceiver
 
 SECRET = "a-secret-of-more-than-16-characters"
 pytestmark = pytest.mark.usefixtures("no_proxies", "patient")
 
 
 @pytest.fixture
-def hub(receiver: Receiver) -> Iterator[HubServer]:
+def hub(receiver: WebhookReceiver) -> Iterator[HubServer]:
     with hub_server(webhooks=(receiver.url,)) as hub:
         yield hub
 
@@ -36,7 +36,7 @@ def hub(receiver: Receiver) -> Iterator[HubServer]:
 # One ------------------------------------------------------------------------------------------------------------------
 
 
-def test_b8_ten_denials_on_a_real_socket_are_one_alert_and_nine_are_none(receiver: Receiver) -> None:
+def test_b8_ten_denials_on_a_real_socket_are_one_alert_and_nine_are_none(receiver: WebhookReceiver) -> None:
     policy = Policy(limits={"light": "1/hour"})
     settings: dict[str, Any] = {"webhooks": (receiver.url,), "webhook_secret": SECRET}
     with capture_logs() as logged, hub_server(policy, **settings) as hub, hub.agent("planner") as wire:
@@ -77,7 +77,7 @@ def test_b8_the_log_names_three_denied_actions_and_no_more(hub: HubServer) -> No
     assert max(map(len, line["actions"])) < 80
 
 
-def test_a_blocked_agent_raises_no_alert(hub: HubServer, receiver: Receiver) -> None:
+def test_a_blocked_agent_raises_no_alert(hub: HubServer, receiver: WebhookReceiver) -> None:
     hub.hub.gate.block("planner")
     record_violations(hub, "planner", 10)
     record_violations(hub, "other", 10)
@@ -85,7 +85,7 @@ def test_a_blocked_agent_raises_no_alert(hub: HubServer, receiver: Receiver) -> 
     assert receiver.events == [(RAISED, "other")]
 
 
-def test_b8_violations_from_many_threads_raise_one_alert(hub: HubServer, receiver: Receiver) -> None:
+def test_b8_violations_from_many_threads_raise_one_alert(hub: HubServer, receiver: WebhookReceiver) -> None:
     with ThreadPoolExecutor(8) as threads:
         for done in [threads.submit(record_violations, hub, "planner", 200) for _ in range(8)]:
             done.result()
@@ -94,7 +94,7 @@ def test_b8_violations_from_many_threads_raise_one_alert(hub: HubServer, receive
     assert (hub.hub.alerts.raised, hub.hub.alerts.open, hub.hub.alerts.resolved) == (1, 1, 0)
 
 
-def test_b8_a_resolved_alert_has_counted_all_violations(hub: HubServer, receiver: Receiver) -> None:
+def test_b8_a_resolved_alert_has_counted_all_violations(hub: HubServer, receiver: WebhookReceiver) -> None:
     record_violations(hub)
     wait_until_idle(hub)
     record_violations(hub, times=5)
@@ -104,7 +104,7 @@ def test_b8_a_resolved_alert_has_counted_all_violations(hub: HubServer, receiver
     assert dashboard_alerts(hub) == [resolved]
 
 
-def test_b8_an_open_alert_is_raised_again_only_after_the_window(hub: HubServer, receiver: Receiver) -> None:
+def test_b8_an_open_alert_is_raised_again_only_after_the_window(hub: HubServer, receiver: WebhookReceiver) -> None:
     record_violations(hub)
     for _ in range(29):  # every ten seconds, up to 290
         hub.clock.advance(10)
@@ -127,7 +127,7 @@ def test_b8_an_open_alert_is_raised_again_only_after_the_window(hub: HubServer, 
     assert (hub.hub.alerts.raised, hub.hub.alerts.open, hub.hub.alerts.resolved) == (2, 0, 1)
 
 
-def test_b8_after_a_resolution_the_next_alert_is_a_new_one(hub: HubServer, receiver: Receiver) -> None:
+def test_b8_after_a_resolution_the_next_alert_is_a_new_one(hub: HubServer, receiver: WebhookReceiver) -> None:
     record_violations(hub)
     advance(hub, 60)
     record_violations(hub)
@@ -141,7 +141,7 @@ def test_b8_after_a_resolution_the_next_alert_is_a_new_one(hub: HubServer, recei
     assert [alert["resolved_at"] is None for alert in dashboard_alerts(hub)] == [True, False], "the newest first"
 
 
-def test_b8_denials_by_address_raise_no_alert(receiver: Receiver) -> None:
+def test_b8_denials_by_address_raise_no_alert(receiver: WebhookReceiver) -> None:
     policy = Policy(addresses={"limit": "1/hour", "registration": "1/hour"})
     with hub_server(policy, webhooks=(receiver.url,)) as hub, hub.http() as http:
         answers = [http.get("/api/agents").status_code for _ in range(30)]
@@ -151,7 +151,7 @@ def test_b8_denials_by_address_raise_no_alert(receiver: Receiver) -> None:
         assert (receiver.heard, hub.hub.alerts.raised, dashboard_alerts(hub)) == ([], 0, [])
 
 
-def test_agents_have_alerts_of_their_own(hub: HubServer, receiver: Receiver) -> None:
+def test_agents_have_alerts_of_their_own(hub: HubServer, receiver: WebhookReceiver) -> None:
     strange = '<img src=x onerror=alert(1)>"\\ {alerts}'
     record_violations(hub, strange)
     record_violations(hub, "other")
@@ -165,7 +165,9 @@ def test_agents_have_alerts_of_their_own(hub: HubServer, receiver: Receiver) -> 
 # Resolved -------------------------------------------------------------------------------------------------------------
 
 
-def test_b8_an_alert_is_resolved_exactly_at_the_end_of_the_quiet_period(hub: HubServer, receiver: Receiver) -> None:
+def test_b8_an_alert_is_resolved_exactly_at_the_end_of_the_quiet_period(
+    hub: HubServer, receiver: WebhookReceiver
+) -> None:
     began = time.time()
     with capture_logs() as logged:
         record_violations(hub)
@@ -182,7 +184,7 @@ def test_b8_an_alert_is_resolved_exactly_at_the_end_of_the_quiet_period(hub: Hub
     assert events == [("many violations", "warning"), ("quiet again", "info")]
 
 
-def test_b8_new_violations_postpone_the_resolution(hub: HubServer, receiver: Receiver) -> None:
+def test_b8_new_violations_postpone_the_resolution(hub: HubServer, receiver: WebhookReceiver) -> None:
     record_violations(hub)
     wait_until_idle(hub)
     for _ in range(3):
@@ -196,7 +198,9 @@ def test_b8_new_violations_postpone_the_resolution(hub: HubServer, receiver: Rec
 
 
 @pytest.mark.parametrize("way", ["reset", "exempt", "policy"])
-def test_b8_an_alert_is_resolved_when_the_admin_resets_or_exempts(hub: HubServer, receiver: Receiver, way: str) -> None:
+def test_b8_an_alert_is_resolved_when_the_admin_resets_or_exempts(
+    hub: HubServer, receiver: WebhookReceiver, way: str
+) -> None:
     record_violations(hub, "other")
     record_violations(hub)
     wait_until_idle(hub)
@@ -213,7 +217,7 @@ def test_b8_an_alert_is_resolved_when_the_admin_resets_or_exempts(hub: HubServer
     assert hub.hub.alerts.open == 1
 
 
-def test_changes_that_forgive_nothing_resolve_no_alert(hub: HubServer, receiver: Receiver) -> None:
+def test_changes_that_forgive_nothing_resolve_no_alert(hub: HubServer, receiver: WebhookReceiver) -> None:
     record_violations(hub)
     hub.hub.gate.add_exemption("other")
     hub.hub.gate.set_override("planner", "light", "5/minute")
@@ -226,7 +230,7 @@ def test_changes_that_forgive_nothing_resolve_no_alert(hub: HubServer, receiver:
 
 
 def test_open_alerts_are_bounded_and_the_rest_only_logged(
-    hub: HubServer, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    hub: HubServer, receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_ALERTS", 3)
     with capture_logs() as logged:
@@ -298,12 +302,12 @@ def test_b8_a_receiver_down_for_a_minute_gets_the_alert_later_while_checks_go_on
             hub.clock.advance(1)
             return webhooks.delivered == 2
 
-        with Receiver(port) as receiver:
+        with WebhookReceiver(port) as receiver:
             wait_for(delivered, "both")
             assert receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
 
 
-def test_b8_an_alert_waits_for_no_receiver_and_a_check_for_no_alert(receiver: Receiver) -> None:
+def test_b8_an_alert_waits_for_no_receiver_and_a_check_for_no_alert(receiver: WebhookReceiver) -> None:
     receiver.answers.append(receiver.hang)
     policy = Policy(limits={"light": "1/hour"})
     with hub_server(policy, webhooks=(receiver.url,), shutdown_within=0.1) as hub, hub.agent("planner") as wire:
@@ -317,7 +321,7 @@ def test_b8_an_alert_waits_for_no_receiver_and_a_check_for_no_alert(receiver: Re
         assert wire.ask("ping")["type"] == "rate_limited"
 
 
-def test_queued_notifications_are_tried_once_more_when_the_hub_stops(receiver: Receiver) -> None:
+def test_queued_notifications_are_tried_once_more_when_the_hub_stops(receiver: WebhookReceiver) -> None:
     receiver.answers.append(503)
     with hub_server(webhooks=(receiver.url,), shutdown_within=PATIENCE) as hub:
         record_violations(hub)
@@ -325,7 +329,7 @@ def test_queued_notifications_are_tried_once_more_when_the_hub_stops(receiver: R
     assert receiver.events == [(RAISED, "planner")] * 2
 
 
-def test_queued_notifications_are_sent_at_once_when_the_hub_drains(receiver: Receiver) -> None:
+def test_queued_notifications_are_sent_at_once_when_the_hub_drains(receiver: WebhookReceiver) -> None:
     receiver.answers.append(503)
     with hub_server(webhooks=(receiver.url,)) as hub:
         record_violations(hub)

@@ -17,17 +17,17 @@ from tests.support.alerts import (
 )
 from tests.support.hub import HubServer
 from tests.support.hub_fleet import HubFleet, wait_until_resolved
-from tests.support.valkey import Server, wait_for
-from tests.support.webhook_receiver import Receiver
+from tests.support.valkey import ValkeyServer, wait_for
+from tests.support.webhook_receiver import WebhookReceiver
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("no_proxies", "patient")]
 
 
 @pytest.fixture
-def shaky(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubFleet]:
+def shaky(receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubFleet]:
     monkeypatch.setattr("headgate.hub.monitoring.alert_base._INTERVAL", 0.02)
     monkeypatch.setattr("headgate.hub.app._PROBE_INTERVAL", 0.02)
-    with Server() as server:
+    with ValkeyServer() as server:
         yield HubFleet(server, receiver)
 
 

@@ -23,8 +23,8 @@ from tests.support.cluster import steady_cluster
 from tests.support.hub import ADMIN
 from tests.support.hub_fleet import HubFleet, wait_until_resolved
 from tests.support.hub_process import hub_process
-from tests.support.valkey import PATIENCE, Server, wait_for
-from tests.support.webhook_receiver import Receiver
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
+from tests.support.webhook_receiver import WebhookReceiver
 
 SECRET = "a-secret-of-more-than-16-characters"
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("no_proxies", "patient")]
@@ -275,7 +275,7 @@ async def test_alerts_in_a_cluster() -> None:
 
 @pytest.mark.long
 def test_b8_an_alert_of_a_killed_hub_is_resolved_by_another(
-    redis_server: Server, receiver: Receiver, tmp_path: Path
+    redis_server: ValkeyServer, receiver: WebhookReceiver, tmp_path: Path
 ) -> None:
     config = tmp_path / "headgate.toml"
     config.write_text(

@@ -344,14 +344,14 @@ def test_a_replaced_or_revoked_token_closes_its_sockets(hub: HubServer, how: str
 
 
 def test_a_token_revoked_while_its_address_is_refunded_lets_nobody_in() -> None:
-    class Revoking(Gate):
+    class RevokingGate(Gate):
         async def arefund_address(self, address: str, cost: SupportsIndex = 1, purpose: str = "request") -> Decision:
             if purpose == "authentication":
                 await revoking.hub.registry.revoke("planner")
             return await super().arefund_address(address, cost, purpose)
 
     policy = Policy(addresses={"authentication": "1/second"})
-    with hub_server(policy, gate=Revoking) as revoking, revoking.socket() as wire:
+    with hub_server(policy, gate=RevokingGate) as revoking, revoking.socket() as wire:
         token = revoking.register("planner")
         assert wire.ask("identify", agent_id="planner", token="wrong")["error"] == "unauthorized"
         revoking.clock.advance(1)

@@ -32,7 +32,7 @@ UPGRADE = (
 )
 
 
-class Slow:
+class SlowApp:
     """An application that answers probes at once, and other requests when it is told to."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ def asked(connection: socket.socket, path: str, more: str = "") -> bytes:
 @contextmanager
 def full(**bounds: int) -> Iterator[AppServer]:
     """A server all of whose connections are busy."""
-    app = Slow()
+    app = SlowApp()
     with guarded_server(app, **bounds) as (server, _), ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(server.connect()).sendall(b"GET /slow HTTP/1.1\r\n\r\n")
@@ -64,7 +64,7 @@ def full(**bounds: int) -> Iterator[AppServer]:
 
 
 def test_an_idle_connection_gives_way_to_a_new_one() -> None:
-    with guarded_server(Slow(), most=3) as (server, guard), ExitStack() as stack:
+    with guarded_server(SlowApp(), most=3) as (server, guard), ExitStack() as stack:
         connections = [stack.enter_context(server.connect()) for _ in range(3)]
         for one in reversed(connections):
             assert asked(one, "/live").startswith(b"HTTP/1.1 204")
@@ -111,7 +111,7 @@ def test_a_proxy_is_no_address_of_a_client() -> None:
 @pytest.mark.parametrize("bound", ["most", "most_per_address"])
 def test_a_free_place_is_used_while_spare_connections_are_open(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GuardedConnection, "spare_within", PATIENCE)
-    app = Slow()
+    app = SlowApp()
     with guarded_server(app, **{bound: 2}) as (server, guard), ExitStack() as stack:
         busy = [stack.enter_context(server.connect()) for _ in range(2)]
         for one in busy:
@@ -194,7 +194,7 @@ def tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 def test_a_tls_handshake_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     context, trust = tls_contexts()
-    with guarded_server(Slow(), tls=context) as (server, guard), ExitStack() as stack:
+    with guarded_server(SlowApp(), tls=context) as (server, guard), ExitStack() as stack:
         good = stack.enter_context(trust.wrap_socket(server.connect(), server_hostname="127.0.0.1"))
         assert asked(good, "/live").startswith(b"HTTP/1.1 204")
         monkeypatch.setattr(GuardedConnection, "head_within", 0.2)
@@ -245,7 +245,7 @@ def test_a_request_may_come_together_with_the_end_of_the_tls_handshake(request_:
 def test_the_head_of_a_request_has_its_own_time_after_the_tls_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ConnectionGuard, "_sweep", lambda *_: None)  # the test says what time it is
     context, trust = tls_contexts()
-    with guarded_server(Slow(), tls=context) as (server, guard), server.connect() as plain:
+    with guarded_server(SlowApp(), tls=context) as (server, guard), server.connect() as plain:
         wait_for(lambda: len(guard) == 1, "the connection")
         shaken = guard.now + GuardedConnection.head_within - 1
         server.call(setattr, guard, "now", shaken)

@@ -68,7 +68,7 @@ def test_b7_the_policy_of_the_page_is_strict(hub: HubServer) -> None:
     assert get(hub, "/dashboard").headers["referrer-policy"] == "no-referrer"
 
 
-class Page(HTMLParser):
+class DashboardPage(HTMLParser):
     """What a page loads, and what stands in it that a strict policy forbids."""
 
     def __init__(self, text: str) -> None:
@@ -86,7 +86,7 @@ class Page(HTMLParser):
 
 
 def test_b7_the_page_loads_its_own_files_only_and_has_nothing_inline() -> None:
-    page = Page((STATIC / "dashboard.html").read_text(encoding="utf-8"))
+    page = DashboardPage((STATIC / "dashboard.html").read_text(encoding="utf-8"))
     assert page.inline == []
     assert set(page.loads) == {"dashboard/icon.svg", "dashboard/dashboard.css", "dashboard/dashboard.js"}
     for name in FILES:

@@ -11,7 +11,7 @@ import pytest
 from headgate import ManualClock, Policy, RedisStore
 from headgate.sliding import RateLimiter, RateLimitResult, RateLimitSettings
 from tests.support.hub import ADMIN, HubServer, hub_server
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 ROOMY = Policy(limits={"light": "100000/minute"})
 
@@ -96,7 +96,7 @@ def test_c3_a_limit_of_0_blocks(program: httpx.Client) -> None:
     assert (counter(program, "k"), check(program, "k", limit=1)) == (0, (True, 1, 0, 0))
 
 
-async def test_c5_counters_of_callers_and_of_a_stand_alone_limiter_are_apart(redis_server: Server) -> None:
+async def test_c5_counters_of_callers_and_of_a_stand_alone_limiter_are_apart(redis_server: ValkeyServer) -> None:
     prefix = f"test-{uuid4().hex}:"
     store = RedisStore(redis_server.url, prefix=prefix, timeout=PATIENCE, clock=ManualClock(start=1000))
     with hub_server(ROOMY, store=store) as hub, hub.http(hub.register("a")) as client, redis_server.client() as raw:

@@ -19,7 +19,7 @@ from headgate.stores.base import Change, DataVersion
 from headgate.stores.sqlite import ChangeLogError, SqliteChangeLog
 from tests.support.hub import agent_connection, hub_server
 from tests.support.hub_process import ADMIN, RAISED, HubProcess, hub_process
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = pytest.mark.long
 
@@ -257,7 +257,7 @@ def test_a_probe_that_fails_again_and_again_is_logged_once(tmp_path: Path, logge
                 shared.run(shared.hub._probe_once())
 
     with (
-        Server() as server,
+        ValkeyServer() as server,
         RedisStore(server.url, timeout=PATIENCE) as store,
         hub_server(store=store, data=tmp_path) as shared,
     ):

@@ -26,7 +26,7 @@ from headgate.hub.api import hold_routes
 from headgate.hub.app import Hub
 from tests.support.hub import ADMIN, HubServer, hub_server, hub_settings
 from tests.support.hub_process import HubProcess, hub_process
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 ACCOUNTS: dict[str, Any] = {
     "default": {"agent": {"tokens": "1000/minute", "slots": "3 in flight"}, "session": {"usd": "2 in all"}},
@@ -589,7 +589,7 @@ async def test_twenty_tasks_are_granted_exactly_as_much_as_fits(kind: str, reque
     policy = Policy(limits={"normal": "100000/minute", "light": "100000/minute"}, accounts=accounts, agents=AGENTS)
     store = None
     if kind == "valkey":
-        server: Server = request.getfixturevalue("redis_server")
+        server: ValkeyServer = request.getfixturevalue("redis_server")
         prefix = f"test-{uuid4().hex}:"
         store = RedisStore(server.url, prefix=prefix, timeout=PATIENCE, clock=ManualClock(start=1000))
     with tenant_of(policy, store=store) as tenant:
@@ -600,7 +600,7 @@ async def test_twenty_tasks_are_granted_exactly_as_much_as_fits(kind: str, reque
 
 def test_a_store_that_is_away_is_a_503() -> None:
     policy = Policy(accounts=ACCOUNTS, agents=AGENTS, store={"on_failure": "closed"})
-    with Server() as server:
+    with ValkeyServer() as server:
         store = RedisStore(server.url, timeout=PATIENCE, on_failure="closed", clock=ManualClock(start=1000))
         with tenant_of(policy, store=store) as tenant:
             hold(tenant.planner, {"usd": "1"}, id="before")
@@ -622,7 +622,7 @@ async def test_what_holds_do_in_an_outage_is_the_policys_choice(
     opens: type[Gate | Hub], on_failure_holds: str, granted: bool
 ) -> None:
     policy = Policy(accounts=ACCOUNTS, agents=AGENTS, store={"on_failure_holds": on_failure_holds})
-    with Server() as server:
+    with ValkeyServer() as server:
         async with (
             Gate(policy, store=server.url) if opens is Gate else Hub(hub_settings(store=server.url), policy) as one
         ):

@@ -20,7 +20,7 @@ from tests.support.hub_checks import check_hub_works, logged_mistakes
 from tests.support.hub_process import ADMIN, ELSEWHERE, RAISED, HubProcess
 from tests.support.module_process import module_process
 from tests.support.ping_watcher import Pings, PingWatcher, quantiles
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = pytest.mark.long
 
@@ -41,7 +41,7 @@ Check = Callable[[HubProcess, Answers], None]
 
 
 @dataclass(frozen=True)
-class Trial:
+class AttackTrial:
     """An attack, the hub that it is for, and what must hold afterwards beside what always must."""
 
     name: str
@@ -74,7 +74,7 @@ class Trial:
         return Counter(json.loads(out.splitlines()[-1]))
 
 
-def attacked(folder: Path, trial: Trial) -> None:
+def attacked(folder: Path, trial: AttackTrial) -> None:
     """Attack a new hub, and look at what it cost others."""
     file = folder / "headgate.toml"
     file.write_text(trial.config)
@@ -104,7 +104,7 @@ def attacked(folder: Path, trial: Trial) -> None:
     assert memory <= MOST_MEMORY
 
 
-def watched(hub: HubProcess, trial: Trial, tokens: dict[str, str]) -> tuple[Pings, Pings, float, Answers]:
+def watched(hub: HubProcess, trial: AttackTrial, tokens: dict[str, str]) -> tuple[Pings, Pings, float, Answers]:
     """The pings before and during an attack, by how many bytes the hub has grown, and the answers to the attacker."""
     watcher = PingWatcher(hub)
     answers = Answers()
@@ -218,7 +218,7 @@ def still_taken(hub: HubProcess, answers: Answers) -> None:
 
 
 NETWORK = [
-    Trial(name)
+    AttackTrial(name)
     for name in (
         "ping_flood",
         "unread_pongs",
@@ -234,38 +234,39 @@ NETWORK = [
 
 AGENTS = [
     # Agents whose limits are high do in seconds what takes others days.
-    Trial("odd_session_rates", "agent_attacks", RAISED, restarts=True),
-    Trial("nested_tasks", "agent_attacks", RAISED, nothing_answered("400")),
-    Trial("nested_messages", "agent_attacks", RAISED, others_have_mail),
-    Trial("create_channels", "agent_attacks", RAISED, others_have_channels),
-    Trial("fill_mailbox", "agent_attacks", RAISED, others_have_mail),
-    Trial("fill_counters", "agent_attacks", f"{RAISED}\n[hub]\nmax_counters = 1000\n", others_have_counters),
-    Trial("fill_signals", "agent_attacks", RAISED),
+    AttackTrial("odd_session_rates", "agent_attacks", RAISED, restarts=True),
+    AttackTrial("nested_tasks", "agent_attacks", RAISED, nothing_answered("400")),
+    AttackTrial("nested_messages", "agent_attacks", RAISED, others_have_mail),
+    AttackTrial("create_channels", "agent_attacks", RAISED, others_have_channels),
+    AttackTrial("fill_mailbox", "agent_attacks", RAISED, others_have_mail),
+    AttackTrial("fill_counters", "agent_attacks", f"{RAISED}\n[hub]\nmax_counters = 1000\n", others_have_counters),
+    AttackTrial("fill_signals", "agent_attacks", RAISED),
     # Everybody has the usual limits.
-    Trial("register_agents", "agent_attacks", check=few_registered),
-    Trial("foreign_origins", "agent_attacks", check=nothing_answered("403", "429")),
-    Trial("foreign_writes", "agent_attacks", check=nobody_registered),
-    Trial("unknown_hosts", "agent_attacks", check=nothing_answered("421", "429")),
-    Trial("guess_over_http", "agent_attacks", check=few_looked_at("401")),
-    Trial("guess_over_ws", "agent_attacks", check=few_looked_at("unauthorized")),
-    Trial("guess_over_relay", "agent_attacks", check=few_looked_at("unauthorized")),
-    Trial("guess_at_dashboard", "agent_attacks", check=few_looked_at("unauthorized")),
-    Trial("denied_signals", "agent_attacks", check=denials_count),
-    Trial("signals_to_nowhere", "agent_attacks", check=invalid_frames_close),
+    AttackTrial("register_agents", "agent_attacks", check=few_registered),
+    AttackTrial("foreign_origins", "agent_attacks", check=nothing_answered("403", "429")),
+    AttackTrial("foreign_writes", "agent_attacks", check=nobody_registered),
+    AttackTrial("unknown_hosts", "agent_attacks", check=nothing_answered("421", "429")),
+    AttackTrial("guess_over_http", "agent_attacks", check=few_looked_at("401")),
+    AttackTrial("guess_over_ws", "agent_attacks", check=few_looked_at("unauthorized")),
+    AttackTrial("guess_over_relay", "agent_attacks", check=few_looked_at("unauthorized")),
+    AttackTrial("guess_at_dashboard", "agent_attacks", check=few_looked_at("unauthorized")),
+    AttackTrial("denied_signals", "agent_attacks", check=denials_count),
+    AttackTrial("signals_to_nowhere", "agent_attacks", check=invalid_frames_close),
 ]
 """Of agents, of strangers who would like to be agents, and of other sites: by tests/support/agent_attacks.py."""
 
 
 @pytest.mark.parametrize("trial", [*NETWORK, *AGENTS], ids=lambda trial: trial.name)
-def test_f4_b11_an_attack_costs_others_little(tmp_path: Path, trial: Trial) -> None:
+def test_f4_b11_an_attack_costs_others_little(tmp_path: Path, trial: AttackTrial) -> None:
     attacked(tmp_path, trial)
 
 
 def test_f4_a_store_that_loses_everything_gives_no_name_away(tmp_path: Path) -> None:
-    with Server() as server, server.client() as client:
+    with ValkeyServer() as server, server.client() as client:
         config = f'{RAISED}[hub]\nstore = "{server.url}"\n'
         # A busy machine may keep the hub from reading an answer in time: the store is away then, and the answer is 503.
         lost = ("the store is lost", "the agents can't be looked up or changed", "more requests failed", "not logged")
         attacked(
-            tmp_path, Trial("take_name", "agent_attacks", config, still_taken, halfway=client.flushall, logged=lost)
+            tmp_path,
+            AttackTrial("take_name", "agent_attacks", config, still_taken, halfway=client.flushall, logged=lost),
         )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.hub_process import PLENTY, RAISED, HubProcess
-from tests.support.recording_clients import Client, ExpectedState, Key, Values
+from tests.support.recording_clients import ExpectedState, Key, RecordingClient, Values
 from tests.support.valkey import PATIENCE
 from tests.support.workload import Workload
 
@@ -33,7 +33,7 @@ log_format = "json"
 class Survey:
     """Reads all that a hub remembers, by what anybody can ask it."""
 
-    def __init__(self, client: Client, book: ExpectedState, tokens: dict[str, str]) -> None:
+    def __init__(self, client: RecordingClient, book: ExpectedState, tokens: dict[str, str]) -> None:
         self._client, self._book, self._tokens = client, book, tokens
         self._found: Values = {}
 
@@ -172,7 +172,7 @@ async def together(work: Any) -> None:
     await asyncio.gather(*[one(piece) for piece in work])
 
 
-async def all_tasks(client: Client, state: str = "") -> list[dict[str, Any]]:
+async def all_tasks(client: RecordingClient, state: str = "") -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     more = f"&state={state}" if state else ""
     before = ""
@@ -182,7 +182,7 @@ async def all_tasks(client: Client, state: str = "") -> list[dict[str, Any]]:
     return found
 
 
-async def finish(client: Client, book: ExpectedState, tokens: dict[str, str]) -> int:
+async def finish(client: RecordingClient, book: ExpectedState, tokens: dict[str, str]) -> int:
     """Agents that come do all that is open, each task once; how many."""
     waiting = {task["task_id"] for task in await all_tasks(client, "queued")}
     times: Counter[str] = Counter()
@@ -233,14 +233,14 @@ def killed(folder: Path, answers: list[int], seed: int) -> None:
     tokens: dict[str, str] = {}
 
     async def load(hub: HubProcess, trial: int) -> None:
-        async with Client(hub, book) as client:
+        async with RecordingClient(hub, book) as client:
             actors = Workload(f"t{trial}", client, book, random)
             await actors.prepare()
             tokens.update(actors.tokens)
             await actors.run(hub.pid, answers[trial])
 
     async def look(hub: HubProcess) -> tuple[int, int]:
-        async with Client(hub, book) as client:
+        async with RecordingClient(hub, book) as client:
             found = await Survey(client, book, tokens).take()
             book.compare(found)
             book.settle(found)

@@ -24,8 +24,8 @@ from headgate.hub.monitoring.metrics import MEDIA, METRICS, exposition
 from headgate.stores.base import Ask, Verb
 from tests.support.hub import ADMIN, VIEWER, hub_server, hub_settings
 from tests.support.prometheus import DOCS, Series, histogram_counts, samples, scrape, value
-from tests.support.valkey import PATIENCE, Server, wait_for
-from tests.support.webhook_receiver import Receiver
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
+from tests.support.webhook_receiver import WebhookReceiver
 
 PAGE = (DOCS / "metrics.md").read_text(encoding="utf-8")
 
@@ -187,7 +187,7 @@ def test_blocked_agents_are_counted_until_the_block_ends() -> None:
         assert value(scrape(hub), "headgate_agents_blocked") == 1
 
 
-def test_b8_alerts_and_webhooks_are_counted(receiver: Receiver) -> None:
+def test_b8_alerts_and_webhooks_are_counted(receiver: WebhookReceiver) -> None:
     with hub_server(webhooks=(receiver.url,)) as hub:
         for _ in range(10):
             hub.run(hub.hub.gate.arecord_violation("planner"))
@@ -330,7 +330,7 @@ async def test_a_removed_channel_keeps_its_counters() -> None:
 # The server that counts ----------------------------------------------------------------------------------------------
 
 
-def store_at(server: Server) -> RedisStore:
+def store_at(server: ValkeyServer) -> RedisStore:
     return RedisStore(server.url, prefix=f"test-{uuid4().hex}:", clock=ManualClock(start=1000), timeout=PATIENCE)
 
 
@@ -338,7 +338,7 @@ def ask(number: int) -> list[Ask]:
     return [Ask("x", f"key {number}", per_minute(10), 1)]
 
 
-async def test_calls_and_the_requests_in_them_are_counted(redis_server: Server) -> None:
+async def test_calls_and_the_requests_in_them_are_counted(redis_server: ValkeyServer) -> None:
     async with store_at(redis_server) as store:
 
         async def many(count: int) -> tuple[int, int, list[int]]:
@@ -358,7 +358,7 @@ async def test_calls_and_the_requests_in_them_are_counted(redis_server: Server) 
         assert store.traffic.errors == 0
 
 
-def test_threads_are_counted_exactly(redis_server: Server) -> None:
+def test_threads_are_counted_exactly(redis_server: ValkeyServer) -> None:
     with store_at(redis_server) as store, ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda number: store.apply(Verb.CHECK, ask(number), 0), range(800)))
         traffic = store.traffic
@@ -385,7 +385,7 @@ os.waitpid(child, 0)
 """
 
 
-def test_a_forked_process_counts_too(redis_server: Server) -> None:
+def test_a_forked_process_counts_too(redis_server: ValkeyServer) -> None:
     command = [sys.executable, "-c", FORK, redis_server.url, f"test-{uuid4().hex}:"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE, check=True)
     assert (done.stdout, done.stderr) == ("counted\n", "")
@@ -394,7 +394,7 @@ def test_a_forked_process_counts_too(redis_server: Server) -> None:
 def test_an_outage_is_measured() -> None:
     clock = ManualClock(start=1000)
     with (
-        Server() as server,
+        ValkeyServer() as server,
         RedisStore(server.url, clock=clock, timeout=PATIENCE) as store,
         hub_server(store=store) as hub,
     ):

@@ -15,7 +15,7 @@ from headgate.hub.errors import RequestError
 from tests.support.event_loop import wait_until
 from tests.support.refusals import request_error
 from tests.support.registry import database_registry, redis_registry, revocations
-from tests.support.valkey import Server
+from tests.support.valkey import ValkeyServer
 
 Open: TypeAlias = Callable[..., Any]
 
@@ -25,7 +25,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     """Opens a registry, the same one every time."""
     if request.param == "database":
         return lambda **options: database_registry(tmp_path / "hub.db", **options)
-    server: Server = request.getfixturevalue("redis_server")
+    server: ValkeyServer = request.getfixturevalue("redis_server")
     prefix = f"test-{uuid4().hex}:"
     return lambda **options: redis_registry(server.url, prefix, **options)
 
@@ -257,7 +257,7 @@ def in_files(folder: Path) -> bytes:
 
 
 async def test_tokens_are_in_no_file_no_log_and_no_error(
-    opened: Open, tmp_path: Path, redis_server: Server, caplog: pytest.LogCaptureFixture
+    opened: Open, tmp_path: Path, redis_server: ValkeyServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG):
         async with opened(mode="invitation") as registry:

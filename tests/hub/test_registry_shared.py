@@ -16,7 +16,7 @@ from tests.support.cluster import steady_cluster
 from tests.support.event_loop import take_turns, wait_until
 from tests.support.refusals import request_error
 from tests.support.registry import redis_registry, revocations
-from tests.support.valkey import Server
+from tests.support.valkey import ValkeyServer
 
 
 @pytest.fixture
@@ -25,16 +25,18 @@ def prefix() -> str:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server() -> Iterator[ValkeyServer]:
     """A server of its own, to be killed or stopped, that forgets nothing."""
-    with Server("--appendonly", "yes", "--appendfsync", "always") as server:
+    with ValkeyServer("--appendonly", "yes", "--appendfsync", "always") as server:
         yield server
 
 
 # Several hubs over one server -----------------------------------------------------------------------------------------
 
 
-async def test_two_hubs_know_the_same_agents_and_hear_of_each_others_changes(redis_server: Server, prefix: str) -> None:
+async def test_two_hubs_know_the_same_agents_and_hear_of_each_others_changes(
+    redis_server: ValkeyServer, prefix: str
+) -> None:
     async with redis_registry(redis_server.url, prefix) as one, redis_registry(redis_server.url, prefix) as other:
         heard = {"one": revocations(one), "other": revocations(other)}
         token = await one.register("a")
@@ -55,7 +57,7 @@ async def test_two_hubs_know_the_same_agents_and_hear_of_each_others_changes(red
         await wait_until(lambda: heard["other"] == ["a", "a", "b"], "what the other hears")
 
 
-async def test_hubs_under_other_prefixes_have_other_agents(redis_server: Server, prefix: str) -> None:
+async def test_hubs_under_other_prefixes_have_other_agents(redis_server: ValkeyServer, prefix: str) -> None:
     async with redis_registry(redis_server.url, prefix) as one, redis_registry(redis_server.url, prefix + "x") as other:
         token = await one.register("a")
         assert not await other.verify("a", token)
@@ -63,7 +65,7 @@ async def test_hubs_under_other_prefixes_have_other_agents(redis_server: Server,
 
 
 async def test_revocations_missed_while_disconnected_are_announced_once(
-    redis_server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+    redis_server: ValkeyServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_PAGE", 2)
     monkeypatch.setattr(module, "_POLL_AFTER", 3600)
@@ -88,7 +90,7 @@ async def test_revocations_missed_while_disconnected_are_announced_once(
 
 
 async def test_changes_are_polled_when_a_connection_dies_silently(
-    redis_server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+    redis_server: ValkeyServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_POLL_AFTER", 0.05)
     async with redis_registry(redis_server.url, prefix) as one:
@@ -99,7 +101,7 @@ async def test_changes_are_polled_when_a_connection_dies_silently(
         await wait_until(lambda: heard == ["a"], "what nobody said")
 
 
-async def test_a_token_revoked_during_its_lookup_is_invalid(redis_server: Server, prefix: str) -> None:
+async def test_a_token_revoked_during_its_lookup_is_invalid(redis_server: ValkeyServer, prefix: str) -> None:
     """The news may come before the answer: whoever relied on that would have missed them."""
     async with redis_registry(redis_server.url, prefix) as registry:
         roll: Any = registry._store
@@ -118,7 +120,7 @@ async def test_a_token_revoked_during_its_lookup_is_invalid(redis_server: Server
 
 
 @pytest.mark.parametrize("turns", range(24))
-async def test_closing_ends_the_follower_wherever_it_is(redis_server: Server, prefix: str, turns: int) -> None:
+async def test_closing_ends_the_follower_wherever_it_is(redis_server: ValkeyServer, prefix: str, turns: int) -> None:
     async with redis_registry(redis_server.url, prefix) as registry:
         await take_turns(turns)
     agents: Any = registry._store
@@ -142,7 +144,7 @@ async def test_agents_in_a_cluster() -> None:
 # The server is away ---------------------------------------------------------------------------------------------------
 
 
-async def test_during_an_outage_only_known_agents_are_verified(server: Server) -> None:
+async def test_during_an_outage_only_known_agents_are_verified(server: ValkeyServer) -> None:
     async with redis_registry(server.url, "hubs:") as one, redis_registry(server.url, "hubs:") as other:
         heard = revocations(one)
         known, unseen = await one.register("known"), await one.register("unseen")
@@ -194,7 +196,7 @@ async def _back(registry: Registry, agent: str, token: str) -> bool:
         return False
 
 
-async def test_a_refused_token_is_not_verified_during_an_outage(server: Server) -> None:
+async def test_a_refused_token_is_not_verified_during_an_outage(server: ValkeyServer) -> None:
     async with redis_registry(server.url, "hubs:") as registry:
         roll: Any = registry._store
         tokens = {name: await registry.register(name) for name in "ab"}
@@ -214,7 +216,7 @@ async def test_a_refused_token_is_not_verified_during_an_outage(server: Server) 
 
 
 async def test_the_cache_is_bounded_to_the_latest_agents(
-    redis_server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+    redis_server: ValkeyServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MAX_REMEMBERED", 3)
     async with redis_registry(redis_server.url, prefix) as registry:
@@ -231,7 +233,7 @@ async def test_the_cache_is_bounded_to_the_latest_agents(
 
 
 @asynccontextmanager
-async def impatient(server: Server, agent: str) -> AsyncIterator[tuple[Registry, str]]:
+async def impatient(server: ValkeyServer, agent: str) -> AsyncIterator[tuple[Registry, str]]:
     """A registry that doesn't wait long for the server, and has just verified an agent by the token."""
     async with redis_registry(server.url, "hubs:") as patient:
         token = await patient.register(agent)
@@ -240,7 +242,7 @@ async def impatient(server: Server, agent: str) -> AsyncIterator[tuple[Registry,
         yield registry, token
 
 
-async def test_a_server_that_hangs_does_not_delay_every_caller(server: Server) -> None:
+async def test_a_server_that_hangs_does_not_delay_every_caller(server: ValkeyServer) -> None:
     async with impatient(server, "a") as (registry, token):
         roll: Any = registry._store
         client, asked = roll._clients.aclient, []
@@ -258,7 +260,7 @@ async def test_a_server_that_hangs_does_not_delay_every_caller(server: Server) -
         await wait_until(lambda: _back(registry, "a", token), "the server")
 
 
-async def test_many_concurrent_lookups_use_few_connections(server: Server) -> None:
+async def test_many_concurrent_lookups_use_few_connections(server: ValkeyServer) -> None:
     async with redis_registry(server.url, "hubs:") as registry:
         token = await registry.register("a")
         assert all(await asyncio.gather(*[registry.verify("a", token) for _ in range(500)]))
@@ -266,7 +268,7 @@ async def test_many_concurrent_lookups_use_few_connections(server: Server) -> No
             assert client.info()["connected_clients"] < 25
 
 
-async def test_a_hub_started_during_an_outage_follows_changes_afterwards(server: Server) -> None:
+async def test_a_hub_started_during_an_outage_follows_changes_afterwards(server: ValkeyServer) -> None:
     async with redis_registry(server.url, "hubs:") as early:
         token = await early.register("a")
     server.kill()
@@ -282,7 +284,7 @@ async def test_a_hub_started_during_an_outage_follows_changes_afterwards(server:
 
 
 @pytest.mark.long
-async def test_a_change_whose_answer_timed_out_is_announced(server: Server) -> None:
+async def test_a_change_whose_answer_timed_out_is_announced(server: ValkeyServer) -> None:
     async with impatient(server, "a") as (registry, token):
         heard = revocations(registry)
         server.signal(signal.SIGSTOP)

@@ -77,11 +77,11 @@ def test_d3_a_blocked_address_is_told_to_wait_a_day() -> None:
 
 
 def test_hello_during_an_outage_is_answered_with_unavailable() -> None:
-    class Away(RelayHub):
+    class AwayHub(RelayHub):
         async def verify(self, address: str, token: str) -> bool:
             raise StoreAway("the server is away")
 
-    with Away() as hub, hub.stranger() as agent:
+    with AwayHub() as hub, hub.stranger() as agent:
         answer = agent.hello("alice")
         assert (answer.type, answer.error.code) == (ERROR, "unavailable")
         assert hub.relay.connections == 1
@@ -294,40 +294,44 @@ def test_an_agent_with_a_revoked_token_is_dropped() -> None:
 
 
 def test_a_token_revoked_during_hello_lets_nobody_in() -> None:
-    class Revoking(RelayHub):
+    class RevokingHub(RelayHub):
         async def verify(self, address: str, token: str) -> bool:
             valid = await super().verify(address, token)
             self.revoke(address)
             return valid
 
-    with Revoking() as hub, hub.stranger() as agent:
+    with RevokingHub() as hub, hub.stranger() as agent:
         assert agent.hello("alice").error.code == "unauthorized"
 
 
 def test_a_token_revoked_after_its_lookup_lets_nobody_in() -> None:
     """As while an address with many wrong tokens is refunded for a valid one."""
 
-    class Slow(Authentication):
+    class RevokingAuthentication(Authentication):
         async def attempt(self, address: str, token: str, look_up: Any) -> Any:
             found = await super().attempt(address, token, look_up)
             if "alice" in hub.tokens:
                 hub.revoke("alice")
             return found
 
-    with RelayHub(authentication=Slow(Gate())) as hub, hub.stranger() as agent:
+    with RelayHub(authentication=RevokingAuthentication(Gate())) as hub, hub.stranger() as agent:
         assert agent.hello("alice").error.code == "unauthorized"
         assert hub.tokens.keys() == {"bob", "carol"}
 
 
 def test_an_envelope_in_flight_when_its_sender_is_dropped_is_discarded() -> None:
-    class Dropping(Limiter):
+    class DroppingLimiter(Limiter):
         async def acheck(self, key: str, *args: Any, **options: Any) -> Decision:
             if key == "alice":
                 hub.relay.drop(key)
                 await asyncio.sleep(0)
             return await super().acheck(key, *args, **options)
 
-    with RelayHub(limiter=Dropping("1/second burst 10")) as hub, hub.agent("alice") as alice, hub.agent("bob") as bob:
+    with (
+        RelayHub(limiter=DroppingLimiter("1/second burst 10")) as hub,
+        hub.agent("alice") as alice,
+        hub.agent("bob") as bob,
+    ):
         alice.socket.send(hub.data("bob", b"too late").SerializeToString())
         assert alice.ended()[0] == 1008
         bob.socket.send(hub.data("bob", b"next").SerializeToString())

@@ -163,7 +163,7 @@ async def test_a_change_is_completed_when_its_caller_is_cancelled(turns: int, ha
 # Anything, in any order ----------------------------------------------------------------------------------------------
 
 
-class Walk:
+class SchedulerWalk:
     """Agents that do anything at any time, over several lives of a hub."""
 
     agents = tuple("abcdef")
@@ -297,7 +297,7 @@ class Walk:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_b5_no_task_is_lost_or_held_by_two_whatever_happens(tmp_path: Path, seed: int) -> None:
-    walk = Walk(tmp_path / "hub.db", seed)
+    walk = SchedulerWalk(tmp_path / "hub.db", seed)
     for dies in (False, True, False, True):
         asyncio.run(walk.live(dies=dies))
     asyncio.run(walk.finish())

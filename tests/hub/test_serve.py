@@ -32,7 +32,7 @@ from tests.support.agent_connections import read_close
 from tests.support.hub import VIEWER, agent_connection, hub_settings
 from tests.support.hub_process import ADMIN, HubProcess, hub_process
 from tests.support.ports import unused_port
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = pytest.mark.long
 
@@ -452,14 +452,14 @@ def test_no_token_is_ever_in_the_log(tmp_path: Path, form: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server() -> Iterator[ValkeyServer]:
     """A server of their own: it is killed."""
-    with Server("--appendonly", "yes", "--appendfsync", "always") as server:
+    with ValkeyServer("--appendonly", "yes", "--appendfsync", "always") as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def hubs(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HubProcess, HubProcess]]:
+def hubs(server: ValkeyServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HubProcess, HubProcess]]:
     folder = tmp_path_factory.mktemp("hubs")
     file = folder / "headgate.toml"
     file.write_text(
@@ -513,7 +513,7 @@ def test_hubs_over_one_server_share_agents_limits_and_violations(hubs: tuple[Hub
 
 
 @pytest.mark.long
-def test_a_hub_keeps_working_during_an_outage(hubs: tuple[HubProcess, HubProcess], server: Server) -> None:
+def test_a_hub_keeps_working_during_an_outage(hubs: tuple[HubProcess, HubProcess], server: ValkeyServer) -> None:
     one, other = hubs
     with one.http() as admin:
         token = admin.post("/api/admin/agents", json={"agent_id": "patient"}).json()["token"]

@@ -30,7 +30,7 @@ from headgate.hub.sockets.frames import Message
 from tests.support.agent_connections import send_hello
 from tests.support.cluster import steady_cluster
 from tests.support.hub import ADMIN, HubServer, hub_server
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 OVERRIDE = "/api/admin/rate-limits/planner"
 OLDER = "the server's data is older than what this hub has seen, or a part of it is lost"
@@ -46,14 +46,14 @@ def _frequent_probes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server() -> Iterator[ValkeyServer]:
     """A server of its own, since it loses everything."""
-    with Server() as server:
+    with ValkeyServer() as server:
         yield server
 
 
 @contextmanager
-def hub_on(server: Server | str, data: Path | None = None, **settings: Any) -> Iterator[HubServer]:
+def hub_on(server: ValkeyServer | str, data: Path | None = None, **settings: Any) -> Iterator[HubServer]:
     """A hub whose store is on a server."""
     url = server if isinstance(server, str) else server.url
     with RedisStore(url, timeout=PATIENCE) as store, hub_server(store=store, data=data, **settings) as hub:
@@ -61,12 +61,12 @@ def hub_on(server: Server | str, data: Path | None = None, **settings: Any) -> I
 
 
 @pytest.fixture
-def hub(server: Server, tmp_path: Path) -> Iterator[HubServer]:
+def hub(server: ValkeyServer, tmp_path: Path) -> Iterator[HubServer]:
     with hub_on(server, tmp_path) as hub:
         yield hub
 
 
-def flush(server: Server) -> None:
+def flush(server: ValkeyServer) -> None:
     with server.client() as client:
         client.flushall()
 
@@ -81,13 +81,13 @@ def until_store_is(hub: HubServer, state: str) -> None:
     wait_for(lambda: health(hub)["store"] == state, f"a store that is {state}")
 
 
-def lose_data(server: Server, hub: HubServer) -> None:
+def lose_data(server: ValkeyServer, hub: HubServer) -> None:
     """Let a server lose everything, and the hub notice it."""
     flush(server)
     until_store_is(hub, "lost")
 
 
-def lose_and_accept(server: Server, hub: HubServer, agent_data: str = "drop") -> None:
+def lose_and_accept(server: ValkeyServer, hub: HubServer, agent_data: str = "drop") -> None:
     lose_data(server, hub)
     assert accept(hub, agent_data)[0] == 200
 
@@ -117,7 +117,7 @@ def accept(hub: HubServer, agent_data: str) -> tuple[int, dict[str, Any]]:
 # The loss -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_stranger_cannot_take_a_name_right_after_a_flush(server: Server, hub: HubServer) -> None:
+def test_a_stranger_cannot_take_a_name_right_after_a_flush(server: ValkeyServer, hub: HubServer) -> None:
     """No probe has noticed anything yet: the script itself compares the generations."""
     hub.register("bank")
     flush(server)
@@ -126,14 +126,14 @@ def test_a_stranger_cannot_take_a_name_right_after_a_flush(server: Server, hub: 
         assert not client.keys("*agents*")
 
 
-def test_a_token_is_not_called_wrong_right_after_a_flush(server: Server, hub: HubServer) -> None:
+def test_a_token_is_not_called_wrong_right_after_a_flush(server: ValkeyServer, hub: HubServer) -> None:
     """A client would give up a token that is nobody's; this one may be good again after a restore."""
     with hub.http(hub.register("bank")) as bank:
         flush(server)
         assert bank.get("/api/mailbox").json()["error"] == "store_lost"
 
 
-def test_nothing_of_the_admin_part_is_written_after_a_flush(server: Server, hub: HubServer) -> None:
+def test_nothing_of_the_admin_part_is_written_after_a_flush(server: ValkeyServer, hub: HubServer) -> None:
     with hub.http(ADMIN) as admin:
         hub.register("bank")
         flush(server)
@@ -155,7 +155,9 @@ def test_nothing_of_the_admin_part_is_written_after_a_flush(server: Server, hub:
             assert not client.keys("*admin*")
 
 
-def test_health_the_dashboard_and_metrics_tell_of_the_loss(server: Server, hub: HubServer, logged: list[Any]) -> None:
+def test_health_the_dashboard_and_metrics_tell_of_the_loss(
+    server: ValkeyServer, hub: HubServer, logged: list[Any]
+) -> None:
     assert (health(hub)["status"], health(hub)["problems"]) == ("ok", [])
     lose_data(server, hub)
     problem = f"{LOST}: nobody can register or hold, and limits can't be changed"
@@ -171,7 +173,7 @@ def test_health_the_dashboard_and_metrics_tell_of_the_loss(server: Server, hub: 
     assert [(line["log_level"], line["reason"]) for line in lines] == [("error", LOST)], "logged once"
 
 
-def test_a_budget_is_not_granted_again_until_the_loss_is_accepted(server: Server, tmp_path: Path) -> None:
+def test_a_budget_is_not_granted_again_until_the_loss_is_accepted(server: ValkeyServer, tmp_path: Path) -> None:
     accounts = {"at": {"acme": {"usd": "10/calendar month"}}}
     with hub_on(server, tmp_path, policy=Policy(accounts=accounts, agents={"planner": {"account": "acme"}})) as hub:
         with hub.http(hub.register("planner")) as planner, ThreadPoolExecutor() as pool:
@@ -202,7 +204,7 @@ def test_a_budget_is_not_granted_again_until_the_loss_is_accepted(server: Server
             assert planner.post("/v1/holds", json={"costs": {"usd": 6}}).status_code == 201
 
 
-def test_overrides_stay_in_effect_after_a_flush(server: Server, hub: HubServer) -> None:
+def test_overrides_stay_in_effect_after_a_flush(server: ValkeyServer, hub: HubServer) -> None:
     assert set_override(hub) == 200
     flush(server)
     assert set_override(hub, "8/minute") == 503
@@ -210,7 +212,7 @@ def test_overrides_stay_in_effect_after_a_flush(server: Server, hub: HubServer) 
 
 
 @pytest.mark.long
-def test_overrides_stay_in_effect_after_a_restart_without_persistence(server: Server, hub: HubServer) -> None:
+def test_overrides_stay_in_effect_after_a_restart_without_persistence(server: ValkeyServer, hub: HubServer) -> None:
     assert set_override(hub) == 200
     server.restart()
     until_store_is(hub, "lost")
@@ -221,7 +223,7 @@ def test_overrides_stay_in_effect_after_a_restart_without_persistence(server: Se
     assert limit_of_planner(hub) == "7/minute"
 
 
-def test_agents_that_the_hub_has_verified_go_on_and_others_are_refused(server: Server, hub: HubServer) -> None:
+def test_agents_that_the_hub_has_verified_go_on_and_others_are_refused(server: ValkeyServer, hub: HubServer) -> None:
     known, unknown = hub.register("known"), hub.register("unknown")
     with hub.agent("known", known) as agent:
         lose_data(server, hub)
@@ -238,7 +240,7 @@ def test_agents_that_the_hub_has_verified_go_on_and_others_are_refused(server: S
             assert caller.get("/api/mailbox").json()["error"] == "store_lost"
 
 
-def test_a_hub_that_starts_on_a_lost_store_says_so(server: Server, tmp_path: Path) -> None:
+def test_a_hub_that_starts_on_a_lost_store_says_so(server: ValkeyServer, tmp_path: Path) -> None:
     with hub_on(server, tmp_path) as hub:
         hub.register("bank")
     flush(server)
@@ -247,8 +249,8 @@ def test_a_hub_that_starts_on_a_lost_store_says_so(server: Server, tmp_path: Pat
         assert register(hub, "bank") == (503, "store_lost")
 
 
-def test_another_store_is_not_the_one_that_the_hub_knows(server: Server, tmp_path: Path) -> None:
-    with Server() as other, hub_on(other) as of_others:
+def test_another_store_is_not_the_one_that_the_hub_knows(server: ValkeyServer, tmp_path: Path) -> None:
+    with ValkeyServer() as other, hub_on(other) as of_others:
         token = of_others.register("bank")
         assert set_override(of_others) == 200
         with hub_on(server, tmp_path):
@@ -262,7 +264,7 @@ def test_another_store_is_not_the_one_that_the_hub_knows(server: Server, tmp_pat
                 assert caller.get("/api/mailbox").json()["error"] == "store_lost", "nor are their agents"
 
 
-def test_a_hub_without_a_data_directory_knows_its_store_while_it_runs(server: Server) -> None:
+def test_a_hub_without_a_data_directory_knows_its_store_while_it_runs(server: ValkeyServer) -> None:
     with hub_on(server) as hub:
         flush(server)
         assert register(hub, "bank") == (503, "store_lost")
@@ -270,7 +272,7 @@ def test_a_hub_without_a_data_directory_knows_its_store_while_it_runs(server: Se
         assert register(hub, "bank") == (201, "")
 
 
-def test_a_server_that_was_away_at_the_start_is_known_when_it_comes(server: Server, tmp_path: Path) -> None:
+def test_a_server_that_was_away_at_the_start_is_known_when_it_comes(server: ValkeyServer, tmp_path: Path) -> None:
     server.kill()
     with RedisStore(server.url) as store, hub_server(store=store, data=tmp_path) as hub:
         server.start()
@@ -279,7 +281,7 @@ def test_a_server_that_was_away_at_the_start_is_known_when_it_comes(server: Serv
         assert register(hub, "bank") == (503, "store_lost")
 
 
-def test_the_relay_refuses_unknown_agents_and_ends_the_others_when_the_store_is_accepted(server: Server) -> None:
+def test_the_relay_refuses_unknown_agents_and_ends_the_others_when_the_store_is_accepted(server: ValkeyServer) -> None:
     with hub_on(server) as hub, hub.socket("/relay") as known, hub.socket("/relay") as unknown:
         token, other = hub.register("known"), hub.register("unknown")
         assert send_hello(known, "known", token).WhichOneof("payload") == "welcome"
@@ -290,7 +292,7 @@ def test_the_relay_refuses_unknown_agents_and_ends_the_others_when_the_store_is_
             known.socket.recv(PATIENCE)
 
 
-def test_a_policy_is_not_reloaded_without_the_changes_to_it(server: Server, tmp_path: Path) -> None:
+def test_a_policy_is_not_reloaded_without_the_changes_to_it(server: ValkeyServer, tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limits]\nheavy = "3/minute"\n')
     with hub_on(server) as hub:
@@ -304,10 +306,10 @@ def test_a_policy_is_not_reloaded_without_the_changes_to_it(server: Server, tmp_
 
 
 @pytest.fixture
-def away_at_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[Server, HubServer, str]]:
+def away_at_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[ValkeyServer, HubServer, str]]:
     """A hub that was started without its server, which has a role of ada, and planner, who is blocked; its token."""
     monkeypatch.setattr("headgate.stores.redis.changelog._RETRY", PATIENCE)  # the follower comes too late
-    with Server("--appendonly", "yes", "--appendfsync", "always") as server:
+    with ValkeyServer("--appendonly", "yes", "--appendfsync", "always") as server:
         with hub_on(server, tmp_path) as hub:
             token = hub.register("planner")
             hub.hub.gate.set_role("ada", "admin")  # as if the agents were lost, and the changes were not
@@ -332,7 +334,7 @@ def first_answer(ask: Callable[[], int]) -> int:
 
 
 def test_b6_blocks_and_roles_hold_from_the_first_request_after_a_start_without_the_store(
-    away_at_the_start: tuple[Server, HubServer, str],
+    away_at_the_start: tuple[ValkeyServer, HubServer, str],
 ) -> None:
     server, hub, token = away_at_the_start
     server.start()
@@ -342,7 +344,7 @@ def test_b6_blocks_and_roles_hold_from_the_first_request_after_a_start_without_t
 
 
 def test_b6_nobody_is_known_until_the_changes_were_read(
-    away_at_the_start: tuple[Server, HubServer, str], monkeypatch: pytest.MonkeyPatch
+    away_at_the_start: tuple[ValkeyServer, HubServer, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, hub, token = away_at_the_start
     server.start()
@@ -366,13 +368,13 @@ def test_b6_nobody_is_known_until_the_changes_were_read(
 # Older data, and missing parts ----------------------------------------------------------------------------------------
 
 
-def dump(server: Server) -> dict[bytes, bytes]:
+def dump(server: ValkeyServer) -> dict[bytes, bytes]:
     """A backup."""
     with server.client() as client:
         return {key: client.dump(key) for key in client.keys("*admin*")}
 
 
-def restore(server: Server, backup: dict[bytes, bytes]) -> None:
+def restore(server: ValkeyServer, backup: dict[bytes, bytes]) -> None:
     with server.client() as client:
         for key, value in backup.items():
             client.restore(key, 0, value, replace=True)
@@ -380,7 +382,7 @@ def restore(server: Server, backup: dict[bytes, bytes]) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("change", ["register", "rotate", "revoke", "override"])
-def test_a_store_from_an_older_backup_is_lost(server: Server, tmp_path: Path, change: str) -> None:
+def test_a_store_from_an_older_backup_is_lost(server: ValkeyServer, tmp_path: Path, change: str) -> None:
     """A stranger could register a name that was taken since, a replaced token would be valid, a limit would be gone."""
     with hub_on(server, tmp_path) as hub:
         old = hub.register("eve")
@@ -409,7 +411,7 @@ def test_a_store_from_an_older_backup_is_lost(server: Server, tmp_path: Path, ch
 
 
 def test_what_was_seen_right_before_a_stop_counts_too(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: ValkeyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headgate.hub.app._PROBE_INTERVAL", 3600.0)
     with hub_on(server, tmp_path) as hub:
@@ -423,7 +425,7 @@ def test_what_was_seen_right_before_a_stop_counts_too(
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", ["{agents}1:tokens", "{agents}1:names", "{agents}1:changes", "changes"])
-def test_a_part_of_the_data_that_is_missing_is_noticed(server: Server, tmp_path: Path, part: str) -> None:
+def test_a_part_of_the_data_that_is_missing_is_noticed(server: ValkeyServer, tmp_path: Path, part: str) -> None:
     with hub_on(server, tmp_path) as hub:
         hub.register("bank")
         hub.run(hub.hub.registry.rotate("bank"))
@@ -438,7 +440,7 @@ def test_a_part_of_the_data_that_is_missing_is_noticed(server: Server, tmp_path:
         assert health(hub)["store"] == "lost"
 
 
-def test_an_older_store_can_be_accepted(server: Server, tmp_path: Path) -> None:
+def test_an_older_store_can_be_accepted(server: ValkeyServer, tmp_path: Path) -> None:
     with hub_on(server, tmp_path / "one") as one, hub_on(server, tmp_path / "two") as two:
         old = one.register("eve")
         older = dump(server)
@@ -457,7 +459,7 @@ def test_an_older_store_can_be_accepted(server: Server, tmp_path: Path) -> None:
         assert one.hub.store_guard._saved[0] == two.hub.store_guard._saved[0]
 
 
-def test_numbers_that_cannot_be_read_are_seen_anew(server: Server, tmp_path: Path) -> None:
+def test_numbers_that_cannot_be_read_are_seen_anew(server: ValkeyServer, tmp_path: Path) -> None:
     with hub_on(server, tmp_path) as hub:
         hub.register("bank")
         change = "UPDATE settings SET value = 'many' WHERE name = 'store_seen'"
@@ -471,7 +473,7 @@ def test_numbers_that_cannot_be_read_are_seen_anew(server: Server, tmp_path: Pat
 # Several hubs ---------------------------------------------------------------------------------------------------------
 
 
-def test_hubs_adopt_the_generation_of_the_first(server: Server, tmp_path: Path) -> None:
+def test_hubs_adopt_the_generation_of_the_first(server: ValkeyServer, tmp_path: Path) -> None:
     with hub_on(server, tmp_path / "one") as one, hub_on(server, tmp_path / "two") as two:
         token = one.register("bank")
         assert two.run(two.hub.registry.verify("bank", token))
@@ -494,7 +496,7 @@ def test_hubs_adopt_the_generation_of_the_first(server: Server, tmp_path: Path) 
 @pytest.mark.parametrize(
     "kept", [(), ("beside_agents",), ("beside_changes",), ("beside_agents", "beside_changes")], ids=len
 )
-def test_hubs_that_accept_at_the_same_time_agree_on_the_generation(server: Server, kept: tuple[str, ...]) -> None:
+def test_hubs_that_accept_at_the_same_time_agree_on_the_generation(server: ValkeyServer, kept: tuple[str, ...]) -> None:
     async def accept_all(stores: list[RedisStore]) -> None:
         generations = [store.generation for store in stores]
         for generation in generations:
@@ -516,7 +518,7 @@ def test_hubs_that_accept_at_the_same_time_agree_on_the_generation(server: Serve
         asyncio.run(accept_all([stack.enter_context(RedisStore(server.url, timeout=PATIENCE)) for _ in range(4)]))
 
 
-def test_an_acceptance_that_was_interrupted_is_completed_by_the_next(server: Server) -> None:
+def test_an_acceptance_that_was_interrupted_is_completed_by_the_next(server: ValkeyServer) -> None:
     async def use(store: RedisStore) -> None:
         generation = store.generation
         await generation.claim()
@@ -531,7 +533,7 @@ def test_an_acceptance_that_was_interrupted_is_completed_by_the_next(server: Ser
         asyncio.run(use(store))
 
 
-def test_half_a_generation_is_lost_until_it_is_accepted(server: Server, tmp_path: Path) -> None:
+def test_half_a_generation_is_lost_until_it_is_accepted(server: ValkeyServer, tmp_path: Path) -> None:
     """As a hub leaves it that is killed between its two writes."""
     with hub_on(server, tmp_path / "first"):
         pass
@@ -568,7 +570,9 @@ def test_a_part_of_a_cluster_that_is_lost_is_noticed(tmp_path: Path) -> None:
 # The end --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_store_that_has_its_data_again_needs_nothing_else(server: Server, hub: HubServer, logged: list[Any]) -> None:
+def test_a_store_that_has_its_data_again_needs_nothing_else(
+    server: ValkeyServer, hub: HubServer, logged: list[Any]
+) -> None:
     token = hub.register("bank")
     assert set_override(hub) == 200
     saved = dump(server)
@@ -582,7 +586,9 @@ def test_a_store_that_has_its_data_again_needs_nothing_else(server: Server, hub:
     assert [line for line in logged if line["event"] == "the store has its data again"]
 
 
-def test_accepting_lets_agents_register_again_and_closes_the_old_connections(server: Server, tmp_path: Path) -> None:
+def test_accepting_lets_agents_register_again_and_closes_the_old_connections(
+    server: ValkeyServer, tmp_path: Path
+) -> None:
     with hub_on(server, tmp_path) as hub:
         assert set_override(hub) == 200
         old = hub.register("bank")
@@ -601,7 +607,7 @@ def test_accepting_lets_agents_register_again_and_closes_the_old_connections(ser
 
 
 @pytest.mark.parametrize("choice", ["keep", "drop"])
-def test_data_of_agents_is_kept_or_dropped_as_the_admin_says(server: Server, hub: HubServer, choice: str) -> None:
+def test_data_of_agents_is_kept_or_dropped_as_the_admin_says(server: ValkeyServer, hub: HubServer, choice: str) -> None:
     bank = hub.register("bank")
     signal = {"type": "a", "entity": "b", "weight": 1, "timestamp": 1}
     with hub.http(ADMIN) as admin, hub.http(bank) as http, hub.agent("clerk") as clerk:
@@ -622,7 +628,7 @@ def test_data_of_agents_is_kept_or_dropped_as_the_admin_says(server: Server, hub
 
 @pytest.mark.parametrize("choice", ["keep", "drop"])
 def test_sessions_and_chat_channels_are_kept_or_dropped_as_the_admin_says(
-    server: Server, tmp_path: Path, choice: str
+    server: ValkeyServer, tmp_path: Path, choice: str
 ) -> None:
     with hub_on(server, tmp_path) as hub:
         bank = hub.register("bank")
@@ -649,7 +655,7 @@ def inherited(hub: HubServer) -> list[str]:
         return [logged.get("error", logged["type"]), deleted.get("error", deleted.get("name"))]
 
 
-def test_the_next_owner_of_a_name_has_not_held_the_tasks_of_the_last(server: Server, hub: HubServer) -> None:
+def test_the_next_owner_of_a_name_has_not_held_the_tasks_of_the_last(server: ValkeyServer, hub: HubServer) -> None:
     with hub.http(ADMIN) as admin, hub.agent("bank") as bank:
         task = admin.post("/api/admin/tasks", json={"payload": 1}).json()["task_id"]
         assert bank.hear()["task_id"] == task
@@ -661,7 +667,7 @@ def test_the_next_owner_of_a_name_has_not_held_the_tasks_of_the_last(server: Ser
         assert hub.run(hub.hub.database.run(lambda db: db.execute(query).fetchall())) == [("", None)]
 
 
-def test_the_next_owner_of_a_name_has_the_whole_share_of_an_agent(server: Server) -> None:
+def test_the_next_owner_of_a_name_has_the_whole_share_of_an_agent(server: ValkeyServer) -> None:
     with hub_on(server, max_counters=1, max_tasks_per_agent=1) as hub:
 
         def use_up(token: str, keys: str) -> list[int]:
@@ -676,7 +682,7 @@ def test_the_next_owner_of_a_name_has_the_whole_share_of_an_agent(server: Server
         assert use_up(hub.register("bank"), "cd") == [200, 409, 201, 409]
 
 
-def test_undelivered_messages_in_memory_are_dropped_too(server: Server, hub: HubServer) -> None:
+def test_undelivered_messages_in_memory_are_dropped_too(server: ValkeyServer, hub: HubServer) -> None:
     """The disk was full when a connection ended, so its messages wait for the disk."""
     hub.register("bank")
     messages = hub.hub.messages
@@ -687,7 +693,7 @@ def test_undelivered_messages_in_memory_are_dropped_too(server: Server, hub: Hub
 
 
 @pytest.mark.long
-def test_unsent_messages_do_not_reach_the_next_owner(server: Server, tmp_path: Path) -> None:
+def test_unsent_messages_do_not_reach_the_next_owner(server: ValkeyServer, tmp_path: Path) -> None:
     """They go into the mailbox when the connection of the old one ends, which is before the mailboxes are emptied."""
     body = Raw(b'"' + b"x" * 500_000 + b'"')
     with hub_on(server, tmp_path) as hub, hub.agent("bank") as bank:
@@ -701,7 +707,7 @@ def test_unsent_messages_do_not_reach_the_next_owner(server: Server, tmp_path: P
 
 
 def test_a_store_is_not_accepted_while_a_connection_stays_open(
-    server: Server, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+    server: ValkeyServer, hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin_hub_routes, "_LEAVE_WITHIN", 0.05)
     with hub.agent("clerk") as clerk:
@@ -731,7 +737,7 @@ def test_a_store_is_not_accepted_while_a_connection_stays_open(
         assert accept(hub, "drop")[0] == 200
 
 
-def test_admins_who_accept_at_the_same_time_start_one_generation(server: Server, tmp_path: Path) -> None:
+def test_admins_who_accept_at_the_same_time_start_one_generation(server: ValkeyServer, tmp_path: Path) -> None:
     with hub_on(server, tmp_path / "one") as one, hub_on(server, tmp_path / "two") as two:
         for _ in range(3):
             flush(server)
@@ -761,7 +767,7 @@ class Leaving:
 
 
 def test_a_store_that_has_its_data_again_meanwhile_is_not_accepted(
-    server: Server, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+    server: ValkeyServer, hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with hub.agent("clerk") as clerk:
         hub.register("bank")
@@ -775,7 +781,7 @@ def test_a_store_that_has_its_data_again_meanwhile_is_not_accepted(
 
 
 def test_nothing_is_dropped_if_the_store_cannot_be_accepted(
-    server: Server, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+    server: ValkeyServer, hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with hub.agent("clerk") as clerk:
         hub.register("bank")
@@ -794,7 +800,7 @@ def test_nothing_is_dropped_if_the_store_cannot_be_accepted(
 
 @pytest.mark.parametrize("step", ["messages.drop_agent_data", "gate.areload"])
 def test_a_store_stays_lost_until_every_step_of_the_acceptance_is_done(
-    server: Server, hub: HubServer, monkeypatch: pytest.MonkeyPatch, step: str
+    server: ValkeyServer, hub: HubServer, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """Otherwise the admin couldn't accept it again, and a stranger could inherit, or old limits stay in effect."""
     assert set_override(hub) == 200
@@ -812,7 +818,7 @@ def test_a_store_stays_lost_until_every_step_of_the_acceptance_is_done(
     assert limit_of_planner(hub) == "10/minute"
 
 
-def test_nobody_is_verified_from_memory_once_the_admin_wants_to_accept_the_store(server: Server) -> None:
+def test_nobody_is_verified_from_memory_once_the_admin_wants_to_accept_the_store(server: ValkeyServer) -> None:
     """Otherwise the old agent could connect again until the store is accepted, and stay beside the next one."""
     with hub_on(server) as hub:
         token = hub.register("bank")
@@ -828,7 +834,7 @@ def test_nobody_is_verified_from_memory_once_the_admin_wants_to_accept_the_store
             hub.run(hub.hub.registry.verify("bank", token))
 
 
-def test_a_request_of_the_last_owner_is_not_carried_out_in_the_name_of_the_next(server: Server) -> None:
+def test_a_request_of_the_last_owner_is_not_carried_out_in_the_name_of_the_next(server: ValkeyServer) -> None:
     with hub_on(server) as hub:
         bank, clerk = hub.register("bank"), hub.register("clerk")
         with hub.unfinished_post(bank, "/api/messages", {"to": "clerk", "body": "pay the last owner"}) as request:
@@ -855,7 +861,7 @@ def test_there_is_nothing_to_accept_unless_the_store_is_lost(hub: HubServer) -> 
 
 
 def test_the_command_shows_and_resolves_the_loss(
-    server: Server,
+    server: ValkeyServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -883,7 +889,7 @@ def test_the_command_shows_and_resolves_the_loss(
         assert capsys.readouterr().out == "the store has its data: there was nothing to accept\n"
 
 
-def test_the_script_of_the_docs_sets_saved_limits_again(server: Server, tmp_path: Path) -> None:
+def test_the_script_of_the_docs_sets_saved_limits_again(server: ValkeyServer, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "hub-shared-store.md").read_text(encoding="utf-8")
     (script,) = re.findall(r"^ +```python\n(.*?)^ +```$", page, re.DOTALL | re.MULTILINE)
     limits, exempt = "/api/admin/rate-limits", "/api/admin/rate-limits/whitelist"
@@ -903,7 +909,7 @@ def test_the_script_of_the_docs_sets_saved_limits_again(server: Server, tmp_path
         assert [admin.get(path).json() for path in (limits, exempt)] == saved
 
 
-def test_a_revocation_counts_on_an_accepted_server_whose_clock_is_behind(server: Server, hub: HubServer) -> None:
+def test_a_revocation_counts_on_an_accepted_server_whose_clock_is_behind(server: ValkeyServer, hub: HubServer) -> None:
     """Changes of tokens have times that only go forward, but only within one server's data."""
     with hub.http(ADMIN) as admin:
         hub.register("planner")

@@ -25,14 +25,14 @@ from tests.support.hub_process import hub_process
 from tests.support.ports import unused_port
 from tests.support.prometheus import Series, scrape
 from tests.support.valkey import PATIENCE, wait_for
-from tests.support.webhook_receiver import ReceivedWebhook, Receiver
+from tests.support.webhook_receiver import ReceivedWebhook, WebhookReceiver
 
 PACKAGES = str(Path(headgate.__file__).parents[1])
 PATIENT = {"OTEL_EXPORTER_OTLP_TIMEOUT": "600", "OTEL_METRIC_EXPORT_TIMEOUT": "600000"}
 """Seconds for one try to send, and milliseconds to collect what is sent."""
 
 
-class Collector(Receiver):
+class Collector(WebhookReceiver):
     """Takes metrics."""
 
     @property

@@ -20,7 +20,7 @@ from headgate.hub.monitoring.webhooks import Webhooks
 from tests.support.event_loop import wait_until
 from tests.support.ports import unused_port
 from tests.support.valkey import PATIENCE
-from tests.support.webhook_receiver import Receiver
+from tests.support.webhook_receiver import WebhookReceiver
 from tests.support.webhooks import SECRET, RecordingClock, alert, started_webhooks
 
 pytestmark = pytest.mark.usefixtures("without_proxies", "patient")
@@ -36,7 +36,7 @@ def hmac_by_hand(key: bytes, message: bytes) -> str:
     return hashlib.sha256(bytes(byte ^ 0x5C for byte in padded) + inner).hexdigest()
 
 
-async def test_b8_the_content_of_a_webhook(receiver: Receiver) -> None:
+async def test_b8_the_content_of_a_webhook(receiver: WebhookReceiver) -> None:
     async with started_webhooks(receiver.url) as webhooks:
         began = int(time.time())
         denied = (DeniedAction("ws", "ping", "light", 3, 12),)
@@ -70,7 +70,7 @@ async def test_b8_the_content_of_a_webhook(receiver: Receiver) -> None:
     assert began <= int(resolved.headers["X-Headgate-Timestamp"]) <= time.time()
 
 
-async def test_b8_the_signature_covers_the_time_and_the_body(receiver: Receiver) -> None:
+async def test_b8_the_signature_covers_the_time_and_the_body(receiver: WebhookReceiver) -> None:
     async with started_webhooks(receiver.url) as webhooks:
         webhooks.send("alert.raised", alert())
         await wait_until(lambda: webhooks.delivered, "it")
@@ -80,7 +80,7 @@ async def test_b8_the_signature_covers_the_time_and_the_body(receiver: Receiver)
     assert heard.headers["X-Headgate-Delivery"] == heard.json()["delivery"]
 
 
-async def test_the_docs_show_how_to_verify_a_webhook_and_list_its_fields(receiver: Receiver) -> None:
+async def test_the_docs_show_how_to_verify_a_webhook_and_list_its_fields(receiver: WebhookReceiver) -> None:
     page = (Path(__file__).parents[2] / "docs" / "alerts.md").read_text(encoding="utf-8")
     surroundings: dict[str, Any] = {}
     for example in doctest.DocTestParser().get_examples(page)[:2]:
@@ -96,7 +96,7 @@ async def test_the_docs_show_how_to_verify_a_webhook_and_list_its_fields(receive
     assert [name for name in (*heard.json(), *heard.json()["alert"]) if f"`{name}`" not in page] == ["alert"]
 
 
-async def test_without_a_secret_nothing_is_signed(receiver: Receiver) -> None:
+async def test_without_a_secret_nothing_is_signed(receiver: WebhookReceiver) -> None:
     webhooks = Webhooks([receiver.url], "", ManualClock(), PATIENCE)
     await webhooks.start()
     webhooks.send("alert.raised", alert())
@@ -110,7 +110,7 @@ async def test_without_receivers_nothing_is_done() -> None:
         assert (webhooks.waiting, webhooks.delivered, webhooks.failed, webhooks.dropped) == (0, 0, 0, 0)
 
 
-async def test_a_password_in_the_url_is_sent_and_never_logged(receiver: Receiver, logged: list[Any]) -> None:
+async def test_a_password_in_the_url_is_sent_and_never_logged(receiver: WebhookReceiver, logged: list[Any]) -> None:
     address = receiver.url.removeprefix("http://")
     with unused_port() as port:
         there, nowhere = f"user:a-password@{address}?key=a-key", f"u:a-password@127.0.0.1:{port}/a-key"
@@ -128,7 +128,9 @@ async def test_a_password_in_the_url_is_sent_and_never_logged(receiver: Receiver
 # For good -------------------------------------------------------------------------------------------------------------
 
 
-async def test_b8_a_refused_webhook_is_given_up_and_the_next_is_sent(receiver: Receiver, logged: list[Any]) -> None:
+async def test_b8_a_refused_webhook_is_given_up_and_the_next_is_sent(
+    receiver: WebhookReceiver, logged: list[Any]
+) -> None:
     statuses = [400, 401, 403, 404, 410, 422, 499]
     receiver.answers.extend(statuses)
     async with started_webhooks(receiver.url) as webhooks:
@@ -143,9 +145,9 @@ async def test_b8_a_refused_webhook_is_given_up_and_the_next_is_sent(receiver: R
     }
 
 
-async def test_b8_a_redirect_is_not_followed(receiver: Receiver, logged: list[Any]) -> None:
+async def test_b8_a_redirect_is_not_followed(receiver: WebhookReceiver, logged: list[Any]) -> None:
     statuses = [301, 302, 303, 304, 307, 308]
-    with Receiver() as elsewhere:
+    with WebhookReceiver() as elsewhere:
         receiver.answers.extend([(status, {"Location": elsewhere.url}) for status in statuses])
         async with started_webhooks(receiver.url) as webhooks:
             for _ in statuses:
@@ -159,11 +161,11 @@ async def test_b8_a_redirect_is_not_followed(receiver: Receiver, logged: list[An
 # Many -----------------------------------------------------------------------------------------------------------------
 
 
-async def test_b8_each_receiver_gets_webhooks_in_order_and_delays_no_other(receiver: Receiver) -> None:
+async def test_b8_each_receiver_gets_webhooks_in_order_and_delays_no_other(receiver: WebhookReceiver) -> None:
     receiver.answers.extend([receiver.hang])
     agents = [f"agent-{number}" for number in range(20)]
     clock = RecordingClock()
-    with Receiver() as flaky, Receiver() as quick:
+    with WebhookReceiver() as flaky, WebhookReceiver() as quick:
         flaky.answers.extend([500, 200, 503])
         async with started_webhooks(receiver.url, flaky.url, quick.url, clock=clock) as webhooks:
             for agent in agents:
@@ -187,7 +189,7 @@ async def test_b8_each_receiver_gets_webhooks_in_order_and_delays_no_other(recei
 
 
 async def test_b8_a_full_queue_drops_the_oldest_webhooks(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, logged: list[Any]
+    receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch, logged: list[Any]
 ) -> None:
     monkeypatch.setattr(module, "MAX_QUEUED", 3)
     receiver.answers.append(receiver.hang)
@@ -220,7 +222,7 @@ async def test_b8_a_full_queue_drops_the_oldest_webhooks(
         b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n",
     ],
 )
-async def test_b8_an_endless_response_is_not_read(receiver: Receiver, head: bytes) -> None:
+async def test_b8_an_endless_response_is_not_read(receiver: WebhookReceiver, head: bytes) -> None:
     sent: list[int] = []
 
     def pours(connection: socket.socket) -> None:
@@ -241,7 +243,7 @@ async def test_b8_an_endless_response_is_not_read(receiver: Receiver, head: byte
 
 
 async def test_an_unexpected_error_affects_no_other_webhook(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, logged: list[Any]
+    receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch, logged: list[Any]
 ) -> None:
     headers, broken = module._Receiver._headers, [True]
 
@@ -261,7 +263,7 @@ async def test_an_unexpected_error_affects_no_other_webhook(
 
 
 async def test_a_receiver_with_an_untrusted_certificate_gets_nothing(
-    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[Any]
+    receiver: WebhookReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[Any]
 ) -> None:
     authority = trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -282,7 +284,7 @@ async def test_a_receiver_with_an_untrusted_certificate_gets_nothing(
         await wait_until(lambda: webhooks.delivered, "it, by an authority that the environment names")
 
 
-async def test_a_proxy_from_the_environment_is_used(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_proxy_from_the_environment_is_used(receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{receiver.port}")
     async with started_webhooks("http://alerts.example/path") as webhooks:
         webhooks.send("alert.raised", alert())

@@ -17,7 +17,7 @@ from headgate.hub.monitoring.webhooks import Webhooks
 from tests.support.event_loop import wait_until
 from tests.support.ports import unused_port
 from tests.support.valkey import PATIENCE
-from tests.support.webhook_receiver import Receiver
+from tests.support.webhook_receiver import WebhookReceiver
 from tests.support.webhooks import SECRET, RecordingClock, alert, started_webhooks
 
 TIMEOUT = module._TIMEOUT
@@ -40,7 +40,7 @@ def drips(connection: socket.socket) -> None:
             time.sleep(0.01)
 
 
-async def test_b8_temporary_failures_are_retried(receiver: Receiver, logged: list[Any]) -> None:
+async def test_b8_temporary_failures_are_retried(receiver: WebhookReceiver, logged: list[Any]) -> None:
     answers: list[Any] = [408, 425, 429, 500, 502, 503, 504, 599, hangs_up, babbles]
     receiver.answers.extend(answers)
     clock = RecordingClock()
@@ -65,7 +65,9 @@ async def test_b8_temporary_failures_are_retried(receiver: Receiver, logged: lis
     assert events == ["a webhook could not be delivered, and is tried again", "webhooks are delivered again"] * 2
 
 
-async def test_b8_timeouts_are_retried(receiver: Receiver, monkeypatch: pytest.MonkeyPatch, logged: list[Any]) -> None:
+async def test_b8_timeouts_are_retried(
+    receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch, logged: list[Any]
+) -> None:
     """A busy machine may let a good answer come too late as well: each try is given more time than the last."""
     assert TIMEOUT == 10
     within = 0.2
@@ -119,7 +121,9 @@ ASKED = [
 ]
 
 
-async def test_b8_retry_after_is_respected_within_bounds(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_b8_retry_after_is_respected_within_bounds(
+    receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = int(time.time())
     monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: now))  # or a date would come nearer meanwhile
     clock = RecordingClock()
@@ -135,7 +139,7 @@ async def test_b8_retry_after_is_respected_within_bounds(receiver: Receiver, mon
 
 
 async def test_b8_a_webhook_is_given_up_after_an_hour_and_the_next_is_sent(
-    receiver: Receiver, logged: list[Any]
+    receiver: WebhookReceiver, logged: list[Any]
 ) -> None:
     receiver.answers.extend([500, 500, 500])
     clock = RecordingClock()
@@ -159,7 +163,7 @@ async def test_b8_a_webhook_is_given_up_after_an_hour_and_the_next_is_sent(
 # The end --------------------------------------------------------------------------------------------------------------
 
 
-async def test_b8_stopping_tries_queued_webhooks_once_more(receiver: Receiver, logged: list[Any]) -> None:
+async def test_b8_stopping_tries_queued_webhooks_once_more(receiver: WebhookReceiver, logged: list[Any]) -> None:
     receiver.answers.append(503)
     clock = RecordingClock()
     async with started_webhooks(receiver.url, clock=clock) as webhooks:
@@ -170,7 +174,7 @@ async def test_b8_stopping_tries_queued_webhooks_once_more(receiver: Receiver, l
     assert [agent for _, agent in receiver.events] == ["0", "0", "1", "2", "3", "4"]
 
 
-async def test_b8_stopping_retries_a_webhook_in_flight_once(receiver: Receiver) -> None:
+async def test_b8_stopping_retries_a_webhook_in_flight_once(receiver: WebhookReceiver) -> None:
     def fails(connection: socket.socket) -> None:
         receiver.let_go.wait()
         connection.sendall(b"HTTP/1.1 503 Wait\r\nRetry-After: 60\r\nContent-Length: 0\r\n\r\n")
@@ -199,7 +203,9 @@ async def test_b8_stopping_does_not_wait_for_an_absent_receiver(logged: list[Any
     assert time.monotonic() - began < PATIENCE
 
 
-async def test_b8_stopping_waits_for_a_hanging_receiver_within_bounds(receiver: Receiver, logged: list[Any]) -> None:
+async def test_b8_stopping_waits_for_a_hanging_receiver_within_bounds(
+    receiver: WebhookReceiver, logged: list[Any]
+) -> None:
     receiver.answers.append(receiver.hang)
     async with started_webhooks(receiver.url, within=0.1) as webhooks:
         webhooks.send("alert.raised", alert())
@@ -211,7 +217,7 @@ async def test_b8_stopping_waits_for_a_hanging_receiver_within_bounds(receiver: 
 
 
 async def test_the_time_limit_of_a_stop_starts_when_it_begins(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_TIMEOUT", 10 * PATIENCE)
     receiver.answers.append(receiver.hang)
@@ -227,7 +233,7 @@ async def test_the_time_limit_of_a_stop_starts_when_it_begins(
     assert webhooks.failed == 1
 
 
-async def test_webhooks_sent_while_stopping_are_delivered(receiver: Receiver) -> None:
+async def test_webhooks_sent_while_stopping_are_delivered(receiver: WebhookReceiver) -> None:
     async with started_webhooks(receiver.url) as webhooks:
         webhooks.hurry()
         webhooks.send("alert.raised", alert("late"))

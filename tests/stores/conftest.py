@@ -9,17 +9,17 @@ import pytest
 
 from headgate import ManualClock
 from headgate.stores.redis import RedisStore, fallback
-from tests.support.valkey import PATIENCE, Server, cluster
+from tests.support.valkey import PATIENCE, ValkeyServer, cluster
 
 
 @pytest.fixture(scope="module")
-def masters() -> Iterator[list[Server]]:
+def masters() -> Iterator[list[ValkeyServer]]:
     with cluster() as nodes:
         yield nodes
 
 
 @pytest.fixture
-def server(server: Server) -> Server:
+def server(server: ValkeyServer) -> ValkeyServer:
     """The server of the file, empty."""
     with server.client() as client:
         client.flushall()
@@ -27,7 +27,7 @@ def server(server: Server) -> Server:
 
 
 @pytest.fixture
-def raw(server: Server) -> Iterator[Any]:
+def raw(server: ValkeyServer) -> Iterator[Any]:
     """A plain client of the empty server."""
     with server.client() as client:
         client.config_resetstat()
@@ -35,14 +35,14 @@ def raw(server: Server) -> Iterator[Any]:
 
 
 @pytest.fixture
-def own() -> Iterator[Server]:
+def own() -> Iterator[ValkeyServer]:
     """A server for one test, which may end it."""
-    with Server() as server:
+    with ValkeyServer() as server:
         yield server
 
 
 @pytest.fixture
-def store(server: Server) -> Iterator[RedisStore]:
+def store(server: ValkeyServer) -> Iterator[RedisStore]:
     """A store on the server's clock."""
     with RedisStore(server.url, timeout=PATIENCE) as store:
         yield store
@@ -54,7 +54,7 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def still(server: Server, clock: ManualClock) -> Iterator[RedisStore]:
+def still(server: ValkeyServer, clock: ManualClock) -> Iterator[RedisStore]:
     """A store on a clock that stands still at 1,000 s."""
     with RedisStore(server.url, timeout=PATIENCE, clock=clock) as store:
         yield store

@@ -43,7 +43,7 @@ from headgate.stores.reference import BucketModel, Model, ReferenceKey, WindowMo
 from tests.support.ports import unused_port
 from tests.support.redis_store import StoreWithoutChangeLog
 from tests.support.refusals import refusal
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 # The table ------------------------------------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class Caller:
             self.target = self.gate.session("agent", "session", self.limit)
 
 
-def walk(server: Server, store: str, caller: str, limit: str, twin: bool, seed: int, steps: int) -> None:
+def walk(server: ValkeyServer, store: str, caller: str, limit: str, twin: bool, seed: int, steps: int) -> None:
     chance = random.Random(f"{store} {caller} {limit} {twin} {seed}")
     oracle = Oracle(store, limit)
     with opened(server, store) as made, asyncio.Runner() as runner:
@@ -293,7 +293,7 @@ _IDLE.start()
 
 
 @contextmanager
-def opened(server: Server, store: str) -> Iterator[Store]:
+def opened(server: ValkeyServer, store: str) -> Iterator[Store]:
     """An empty store on a clock that only the test advances."""
     clock = ManualClock(start=1000)
     with ExitStack() as stack:
@@ -310,7 +310,7 @@ def opened(server: Server, store: str) -> Iterator[Store]:
 
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("store", STORES)
-def test_every_verb_answers_as_the_model_does(redis_server: Server, store: str, caller: str) -> None:
+def test_every_verb_answers_as_the_model_does(redis_server: ValkeyServer, store: str, caller: str) -> None:
     for limit, twin in product(LIMITS, (False, True)):
         walk(redis_server, store, caller, limit, twin, seed=0, steps=20)
 
@@ -318,7 +318,7 @@ def test_every_verb_answers_as_the_model_does(redis_server: Server, store: str, 
 @pytest.mark.long
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("store", STORES)
-def test_every_verb_answers_as_the_model_does_for_long(redis_server: Server, store: str, caller: str) -> None:
+def test_every_verb_answers_as_the_model_does_for_long(redis_server: ValkeyServer, store: str, caller: str) -> None:
     for limit, twin, seed in product(LIMITS, (False, True), range(1, 6)):
         walk(redis_server, store, caller, limit, twin, seed, steps=200)
 
@@ -380,7 +380,9 @@ REFUSED: Final[dict[str, tuple[Callable[[], object], str]]] = {
 @pytest.mark.parametrize("twin", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("store", STORES)
-def test_a_bad_option_of_any_verb_is_refused_by_text(redis_server: Server, store: str, caller: str, twin: bool) -> None:
+def test_a_bad_option_of_any_verb_is_refused_by_text(
+    redis_server: ValkeyServer, store: str, caller: str, twin: bool
+) -> None:
     kind, verbs = CALLERS[caller]
     with opened(redis_server, store) as made, asyncio.Runner() as runner:
         one = Caller(caller, made, Oracle(store, "bucket").limit, runner.run if twin else None)
@@ -404,7 +406,7 @@ def test_a_combination_of_options_is_refused_by_text(what: str) -> None:
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_a_key_that_is_asked_twice_is_refused_by_text(redis_server: Server, store: str) -> None:
+def test_a_key_that_is_asked_twice_is_refused_by_text(redis_server: ValkeyServer, store: str) -> None:
     with opened(redis_server, store) as made:
         limit = Oracle(store, "bucket").limit
         for verb in Verb:

@@ -28,7 +28,7 @@ from tests.support.hold_campaign import (
 )
 from tests.support.holder_processes import HOLDERS, KILLS, Holders, judge, starts_of_hours
 from tests.support.redis_store import keys_of, server_time
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.once]
 
@@ -106,13 +106,13 @@ async def hold_one(limiter: Limiter, key: str, **options: Any) -> Hold:
     return await limiter.ahold(key, **options)
 
 
-def stalled(server: Server) -> int:
+def stalled(server: ValkeyServer) -> int:
     """Microseconds for which a server was ready to run, while the machine ran something else."""
     return int(Path(f"/proc/{server.pid}/schedstat").read_text().split()[1]) // 1000
 
 
 async def test_leases_that_end_at_once_hold_nobody_up(
-    still: RedisStore, clock: ManualClock, raw: Any, server: Server
+    still: RedisStore, clock: ManualClock, raw: Any, server: ValkeyServer
 ) -> None:
     """Whether what they hold stays or comes back: the next hold is right, and no call of the script takes 5 ms."""
     limiter = Limiter(f"1000000 in all; {LEASES} in flight", store=still)

@@ -51,7 +51,7 @@ def test_run_calls_every_case(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_conformance_can_fail() -> None:
     """A store whose clock runs at half speed fails."""
 
-    class Slow(ManualClock):
+    class SlowClock(ManualClock):
         def __init__(self, clock: ManualClock) -> None:
             super().__init__()
             self.clock = clock
@@ -60,7 +60,7 @@ def test_conformance_can_fail() -> None:
             return self.clock.now() // 2
 
     with pytest.raises(conformance.NotConforming, match=r"^when the wait on 7/minute burst 3 is over: expected True"):
-        conformance.a_denial_holds_until_its_wait_is_over(lambda clock: MemoryStore(clock=Slow(clock)))
+        conformance.a_denial_holds_until_its_wait_is_over(lambda clock: MemoryStore(clock=SlowClock(clock)))
 
 
 def one_shot_keys_come_and_go(limiter: Limiter, clock: ManualClock, count: int) -> None:

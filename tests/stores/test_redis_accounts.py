@@ -19,7 +19,7 @@ from headgate.stores.holds import AccountStore, HoldTerms, ListedHold, UsageRow
 from headgate.stores.redis import RedisStore, shapes
 from tests.support.cluster import steady_cluster
 from tests.support.redis_store import keys_of, pack_doubles
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -224,7 +224,7 @@ def test_each_key_once(still: RedisStore) -> None:
     assert still.hold([*asks(), other], 0, terms()).state == "open"
 
 
-def test_what_was_granted_without_the_server_is_booked_once(own: Server, breaker_clock: ManualClock) -> None:
+def test_what_was_granted_without_the_server_is_booked_once(own: ValkeyServer, breaker_clock: ManualClock) -> None:
     with RedisStore(own.url, on_failure_holds="open") as store:
         own.kill()
         held = store.hold(asks(4), 0, terms())
@@ -253,7 +253,9 @@ def test_what_was_granted_without_the_server_is_booked_once(own: Server, breaker
 
 
 @pytest.mark.parametrize("policy", ["open", "closed", "local"])
-def test_a_forced_hold_is_granted_without_the_server(own: Server, breaker_clock: ManualClock, policy: str) -> None:
+def test_a_forced_hold_is_granted_without_the_server(
+    own: ValkeyServer, breaker_clock: ManualClock, policy: str
+) -> None:
     with RedisStore(own.url, on_failure_holds=policy) as store:
         own.kill()
         held = store.hold(asks(1000), 0, terms(forced=True))

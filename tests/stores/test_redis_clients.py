@@ -30,7 +30,7 @@ from headgate import (
 )
 from headgate.stores.base import Ask, Verb
 from headgate.stores.redis.startup import PERMISSIONS, check_server
-from tests.support.valkey import PATIENCE, Server, cluster, replicated_server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, cluster, replicated_server, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -59,7 +59,7 @@ def both_ways(store: RedisStore, key: str = "a") -> list[bool]:
 # Servers that can be used ---------------------------------------------------------------------------------------------
 
 
-async def test_a_limiter_and_a_gate_take_a_url(server: Server) -> None:
+async def test_a_limiter_and_a_gate_take_a_url(server: ValkeyServer) -> None:
     one = Limiter("3/day", store=server.url, name="url")
     other = Limiter("3/day", store=server.url.replace("redis:", "valkey:"), name="url")
     assert [bool(limiter.check("a")) for limiter in (one, other, one, other)] == [True, True, True, False]
@@ -77,7 +77,7 @@ async def test_a_limiter_and_a_gate_take_a_url(server: Server) -> None:
 
 @pytest.mark.long
 def test_password_user_and_database() -> None:
-    with Server("--requirepass", "sesame") as server:
+    with ValkeyServer("--requirepass", "sesame") as server:
         where = f"127.0.0.1:{server.port}"
         with RedisStore(f"redis://:sesame@{where}/3") as store:
             store.verify()
@@ -95,14 +95,14 @@ def test_password_user_and_database() -> None:
             assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
 
 
-def test_keys_begin_with_the_prefix(server: Server) -> None:
+def test_keys_begin_with_the_prefix(server: ValkeyServer) -> None:
     with RedisStore(server.url, prefix="mine:") as store:
         assert both_ways(store) == [True, True, True, False]
     with server.client() as client:
         assert client.keys("mine:*") == [b"mine:{a}b1:3/day:"]
 
 
-def tls(server: Server, certificate: trustme.LeafCert) -> AbstractContextManager[int]:
+def tls(server: ValkeyServer, certificate: trustme.LeafCert) -> AbstractContextManager[int]:
     """A port that speaks TLS and forwards everything to a server."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     certificate.configure_cert(context)
@@ -111,7 +111,7 @@ def tls(server: Server, certificate: trustme.LeafCert) -> AbstractContextManager
 
 @contextmanager
 def proxy(
-    targets: list[Server], wrap: Callable[[socket.socket], socket.socket] = lambda connection: connection
+    targets: list[ValkeyServer], wrap: Callable[[socket.socket], socket.socket] = lambda connection: connection
 ) -> Iterator[int]:
     """A port that forwards every new connection to the first of some servers, which may change."""
     listening = socket.create_server(("127.0.0.1", 0))
@@ -141,7 +141,7 @@ def proxy(
             one.close()
 
 
-def test_tls(server: Server, tmp_path: Path) -> None:
+def test_tls(server: ValkeyServer, tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     with (
@@ -157,7 +157,7 @@ def test_tls(server: Server, tmp_path: Path) -> None:
 
 async def test_an_address_that_moves_to_another_master_is_followed(kind: str) -> None:
     """As in a failover: the old master still answers, but refuses writes."""
-    with Server() as old, Server() as new:
+    with ValkeyServer() as old, ValkeyServer() as new:
         targets = [old]
         with proxy(targets) as port, RedisStore(f"redis://127.0.0.1:{port}") as store, old.client() as client:
             limiter = Limiter(per_day(3), store=store)
@@ -196,7 +196,7 @@ def test_a_thread_that_meets_a_read_only_server_renews_the_client(
 
 
 def test_a_unix_socket(tmp_path: Path) -> None:
-    with Server("--unixsocket", str(tmp_path / "s")):
+    with ValkeyServer("--unixsocket", str(tmp_path / "s")):
         with RedisStore(f"unix://{tmp_path}/s") as store:
             assert both_ways(store) == [True, True, True, False]
         for url in (f"redis+unix://{tmp_path}/s", f"async+valkey+unix://{tmp_path}/s"):
@@ -230,7 +230,7 @@ def test_cluster() -> None:
         own.close()
 
 
-async def test_clients_of_the_application(server: Server) -> None:
+async def test_clients_of_the_application(server: ValkeyServer) -> None:
     client = server.client()
     store = RedisStore(client, prefix="own:")
     limiter = Limiter(per_day(2), store=store)
@@ -400,7 +400,7 @@ def test_a_version_that_is_too_old_is_refused() -> None:
             check_server({"redis_version": version})
 
 
-def test_a_user_without_the_permissions_is_refused(server: Server) -> None:
+def test_a_user_without_the_permissions_is_refused(server: ValkeyServer) -> None:
     with server.client() as client:
         client.acl_setuser("poor", enabled=True, nopass=True, keys=["headgate*"], categories=["+@all", "-@scripting"])
         client.acl_setuser("other", enabled=True, nopass=True, keys=["theirs*"], categories=["+@all"])
@@ -413,7 +413,7 @@ def test_a_user_without_the_permissions_is_refused(server: Server) -> None:
             assert (bool(decision), decision.degraded) == (True, True)
 
 
-def test_the_documented_permissions_suffice(server: Server) -> None:
+def test_the_documented_permissions_suffice(server: ValkeyServer) -> None:
     docs = Path(__file__).parents[2] / "docs" / "redis.md"
     assert f"`{PERMISSIONS}`" in docs.read_text(encoding="utf-8")
     with server.client() as client:
@@ -432,7 +432,7 @@ def test_the_documented_permissions_suffice(server: Server) -> None:
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random", "volatile-ttl", "noeviction"])
 def test_a_server_that_may_evict_keys_is_reported(
-    server: Server, caplog: pytest.LogCaptureFixture, policy: str
+    server: ValkeyServer, caplog: pytest.LogCaptureFixture, policy: str
 ) -> None:
     with server.client() as client:
         client.config_set("maxmemory-policy", policy)

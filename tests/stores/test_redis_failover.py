@@ -12,7 +12,7 @@ from headgate import Limiter
 from headgate.stores.redis import RedisStore
 from tests.support.fault_trial import CAPACITY, HOT, IMPATIENT, LIMIT, WORKERS, fault_trial
 from tests.support.threads import run_together
-from tests.support.valkey import PATIENCE, Server, cluster, is_whole, replicated_server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, cluster, is_whole, replicated_server, wait_for
 
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("_leave_nothing_open")]
 
@@ -36,7 +36,7 @@ def test_a_slot_that_moves_to_another_node_is_followed(kind: str) -> None:
         assert load.passed() == CAPACITY
 
 
-def move_slot(nodes: list[Server], slot: int, meanwhile: Callable[[], None]) -> None:
+def move_slot(nodes: list[ValkeyServer], slot: int, meanwhile: Callable[[], None]) -> None:
     """Move a slot to the next node as an operator does, calling `meanwhile` between the steps."""
     with ExitStack() as stack:
         clients = [stack.enter_context(node.client(decode_responses=True)) for node in nodes]
@@ -82,7 +82,7 @@ def test_a_node_of_a_cluster_that_is_away_for_a_second(kind: str, fault: int) ->
             assert load.passed() <= CAPACITY
 
 
-def owner_of(nodes: list[Server], slot: int) -> int:
+def owner_of(nodes: list[ValkeyServer], slot: int) -> int:
     with ExitStack() as stack:
         clients = [stack.enter_context(node.client(decode_responses=True)) for node in nodes]
         ids = [str(client.execute_command("CLUSTER", "MYID")) for client in clients]
@@ -119,7 +119,7 @@ def test_a_failover_by_sentinel(kind: str) -> None:
         assert CAPACITY - len(load.of(HOT, degraded=True)) <= load.passed()
 
 
-def is_master(sentinel: Any, server: Server) -> bool:
+def is_master(sentinel: Any, server: ValkeyServer) -> bool:
     """Whether a Sentinel is sure of its master: for a second after a failover it isn't."""
     words = sentinel.execute_command("SENTINEL", "MASTER", "main")
     state = words if isinstance(words, dict) else dict(zip(words[::2], words[1::2], strict=True))

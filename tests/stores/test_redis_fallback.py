@@ -21,7 +21,7 @@ from headgate.stores.redis import RedisStore, batching
 from headgate.stores.redis.fallback import CircuitBreaker
 from tests.support.ports import unused_port
 from tests.support.redis_store import POLICIES, SLACK, TIMEOUT, ProcessTime
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 LIMIT = per_day(200)  # a token every seven minutes: none while a test runs
 
@@ -92,7 +92,7 @@ async def answered(ask: Callable[[], Awaitable[Decision]], clock: ManualClock | 
 
 async def test_few_wait_for_a_server_that_hangs(kind: str, breaker_clock: ManualClock) -> None:
     """The first waits for the whole timeout, then one every 0.4 s. The others are decided at once; nothing is sent."""
-    with Server() as server, ProcessTime() as took:
+    with ValkeyServer() as server, ProcessTime() as took:
         async with RedisStore(server.url, on_failure="closed", timeout=TIMEOUT) as store:
             limiter = Limiter(LIMIT, store=store)
 
@@ -122,7 +122,7 @@ async def test_few_wait_for_a_server_that_hangs(kind: str, breaker_clock: Manual
 @pytest.mark.parametrize("policy", POLICIES)
 async def test_a_request_whose_answer_was_lost_is_charged_once(kind: str, policy: str) -> None:
     """Executed or not, it is charged once if it is repeated under its id."""
-    with Server() as server, RedisStore(server.url, on_failure=policy, timeout=TIMEOUT) as store:
+    with ValkeyServer() as server, RedisStore(server.url, on_failure=policy, timeout=TIMEOUT) as store:
         limiter = Limiter(LIMIT, store=store)
 
         async def ask(request_id: str) -> Decision:
@@ -172,7 +172,7 @@ def test_thousands_of_waiting_tasks_are_decided_together() -> None:
     async def ask(limiter: Limiter) -> list[Decision]:
         return await asyncio.gather(*[limiter.acheck(f"key-{number}") for number in range(12_000)])
 
-    with Server() as server, RedisStore(server.url, timeout=TIMEOUT) as store:
+    with ValkeyServer() as server, RedisStore(server.url, timeout=TIMEOUT) as store:
         limiter = Limiter(LIMIT, store=store)
         wait_for(lambda: not limiter.check("before").degraded, "the server's answer")
         server.signal(signal.SIGSTOP)
@@ -280,7 +280,7 @@ def test_a_share_that_cant_be_counted_exactly_is_rounded_down(limit: TokenBucket
 def test_dropping_a_key_drops_its_count_in_the_share_too(verb: Callable[[Any, str], Any], drop: str) -> None:
     """The next outage begins with a full share."""
     limit = AllOf([per_day(4), SlidingWindow(6, 86_400)])
-    with Server() as server, RedisStore(server.url, nodes=2, timeout=PATIENCE) as store:
+    with ValkeyServer() as server, RedisStore(server.url, nodes=2, timeout=PATIENCE) as store:
         limiter = Limiter(limit, store=store)
         server.kill()
         assert [bool(limiter.check("a")) for _ in range(3)] == [True, True, False]

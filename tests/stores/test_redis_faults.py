@@ -13,22 +13,22 @@ from headgate.stores.redis import RedisStore
 from tests.support.fault_trial import CAPACITY, HOT, IMPATIENT, LIMIT, SPENT, WORKERS, fault_trial
 from tests.support.redis_store import BACK, POLICIES
 from tests.support.threads import run_together
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = [pytest.mark.once, pytest.mark.long, pytest.mark.usefixtures("_leave_nothing_open")]
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server() -> Iterator[ValkeyServer]:
     """A server for each test, which may end it."""
-    with Server() as one:
+    with ValkeyServer() as one:
         yield one
 
 
 # Brief faults ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_script_flush_goes_unnoticed(server: Server, kind: str) -> None:
+def test_a_script_flush_goes_unnoticed(server: ValkeyServer, kind: str) -> None:
     with fault_trial(server.url, kind) as it, server.client() as client:
         with it.load as load:
             load.ration()
@@ -47,7 +47,7 @@ def test_a_script_flush_goes_unnoticed(server: Server, kind: str) -> None:
         assert flushes > 3
 
 
-def test_closed_connections_are_opened_again(server: Server, kind: str) -> None:
+def test_closed_connections_are_opened_again(server: ValkeyServer, kind: str) -> None:
     with fault_trial(server.url, kind) as it, server.client() as client:
         with it.load as load:
             for _ in range(3):
@@ -74,7 +74,7 @@ def test_closed_connections_are_opened_again(server: Server, kind: str) -> None:
     ],
 )
 def test_limits_hold_again_after_a_restart_that_loses_the_counts(
-    server: Server, kind: str, end: signal.Signals, policy: str
+    server: ValkeyServer, kind: str, end: signal.Signals, policy: str
 ) -> None:
     with fault_trial(server.url, kind, policy) as it:
         with it.load as load:
@@ -92,7 +92,7 @@ def test_limits_hold_again_after_a_restart_that_loses_the_counts(
 
 def test_a_server_with_a_journal_loses_nothing_when_it_is_killed(kind: str) -> None:
     with (
-        Server("--appendonly", "yes", "--appendfsync", "always") as server,
+        ValkeyServer("--appendonly", "yes", "--appendfsync", "always") as server,
         fault_trial(server.url, kind, "closed") as it,
     ):
         with it.load as load:
@@ -107,7 +107,7 @@ def test_a_server_with_a_journal_loses_nothing_when_it_is_killed(kind: str) -> N
 
 
 @pytest.mark.parametrize("policy", ["open", "local"])
-def test_a_server_that_hangs(server: Server, kind: str, policy: str) -> None:
+def test_a_server_that_hangs(server: ValkeyServer, kind: str, policy: str) -> None:
     """Later it executes calls that have timed out: they may be charged, but let nobody pass."""
     with fault_trial(server.url, kind, policy, IMPATIENT) as it:
         with it.load as load:
@@ -126,7 +126,7 @@ def test_a_server_that_hangs(server: Server, kind: str, policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["closed", "local"])
-def test_a_server_whose_memory_is_full(server: Server, kind: str, policy: str) -> None:
+def test_a_server_whose_memory_is_full(server: ValkeyServer, kind: str, policy: str) -> None:
     with fault_trial(server.url, kind, policy) as it, server.client() as client:
         with it.load as load:
             load.wait_for_passes(CAPACITY // 4)
@@ -140,10 +140,10 @@ def test_a_server_whose_memory_is_full(server: Server, kind: str, policy: str) -
         print(f"{len(it.events)} events")
 
 
-def test_a_master_that_becomes_a_replica_and_a_master_again(server: Server, kind: str) -> None:
+def test_a_master_that_becomes_a_replica_and_a_master_again(server: ValkeyServer, kind: str) -> None:
     """Its counts are replaced by those of its temporary master, which has none."""
     with (
-        Server("--repl-diskless-sync-delay", "0") as other,
+        ValkeyServer("--repl-diskless-sync-delay", "0") as other,
         fault_trial(server.url, kind) as it,
         server.client() as client,
     ):
@@ -163,7 +163,7 @@ def test_a_master_that_becomes_a_replica_and_a_master_again(server: Server, kind
     "limit", [per_day(200), SlidingWindow(5, 60), AllOf([per_day(200), SlidingWindow(5, 60)])], ids=str
 )
 def test_full_memory_is_a_failure_of_the_server_and_not_a_denial(
-    server: Server, limit: Limit, policy: str, passes: bool, caplog: pytest.LogCaptureFixture
+    server: ValkeyServer, limit: Limit, policy: str, passes: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with RedisStore(server.url, on_failure=policy, timeout=PATIENCE) as store, server.client() as client:
         limiter = Limiter(limit, store=store)
@@ -177,7 +177,7 @@ def test_full_memory_is_a_failure_of_the_server_and_not_a_denial(
         assert limiter.peek("a").remaining == before.remaining
 
 
-def test_denials_dont_end_an_outage_of_writes(server: Server, breaker_clock: ManualClock) -> None:
+def test_denials_dont_end_an_outage_of_writes(server: ValkeyServer, breaker_clock: ManualClock) -> None:
     """The server still answers a denial, which writes nothing; that must not count as recovery."""
     events: list[object] = []
     with RedisStore(server.url, on_failure="closed", timeout=PATIENCE) as store, server.client() as client:
@@ -194,7 +194,7 @@ def test_denials_dont_end_an_outage_of_writes(server: Server, breaker_clock: Man
 
 
 @pytest.mark.usefixtures("_switching")
-def test_threads_survive_that_another_renews_the_client(server: Server) -> None:
+def test_threads_survive_that_another_renews_the_client(server: ValkeyServer) -> None:
     """Each call that meets a read-only server renews it; here it is renewed all the time."""
     end = time.monotonic() + 2.0
 
@@ -212,10 +212,10 @@ def test_threads_survive_that_another_renews_the_client(server: Server) -> None:
         run_together(WORKERS + 1, lambda number: check(limiter) if number else renew(store))
 
 
-async def test_an_event_loop_keeps_its_renewed_client(server: Server) -> None:
+async def test_an_event_loop_keeps_its_renewed_client(server: ValkeyServer) -> None:
     """Calls after the fault share a few connections, as they did before it."""
 
-    async def run(store: RedisStore, client: Any, other: Server) -> None:
+    async def run(store: RedisStore, client: Any, other: ValkeyServer) -> None:
         limiter = Limiter(LIMIT, store=store)
         await limiter.acheck(HOT)
         client.replicaof("127.0.0.1", other.port)
@@ -229,5 +229,5 @@ async def test_an_event_loop_keeps_its_renewed_client(server: Server) -> None:
         assert client.info("stats")["total_connections_received"] - before <= 1
         await store.aclose()
 
-    with Server() as other, RedisStore(server.url, timeout=PATIENCE) as store, server.client() as client:
+    with ValkeyServer() as other, RedisStore(server.url, timeout=PATIENCE) as store, server.client() as client:
         await asyncio.wait_for(run(store, client, other), PATIENCE)

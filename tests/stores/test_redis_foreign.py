@@ -20,7 +20,7 @@ from headgate.limits.violations import Backoff
 from headgate.stores.base import Ask, Offence, Verb
 from headgate.stores.redis import RedisStore
 from tests.support.redis_store import keys_of, pack_doubles
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 
 def plant_text(text: bytes) -> Callable[[Any, str], None]:
@@ -98,7 +98,13 @@ def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.parametrize(("limit", "ending", "what"), CASES, ids=[f"{case[1][0]}-{case[2]}" for case in CASES])
 async def test_foreign_data_under_a_key_is_left_alone(
-    server: Server, raw: Any, clock: ManualClock, limit: Limit, ending: str, what: str, caplog: pytest.LogCaptureFixture
+    server: ValkeyServer,
+    raw: Any,
+    clock: ManualClock,
+    limit: Limit,
+    ending: str,
+    what: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The failure policy decides, an error names the key, and other requests in the same call are unaffected."""
     key = f"headgate:{{a}}{ending}"
@@ -115,7 +121,7 @@ async def test_foreign_data_under_a_key_is_left_alone(
     assert errors(caplog) == [f"there is something under {key} that this headgate didn't write"]
 
 
-async def test_a_corrupted_log_affects_no_other_key(server: Server, raw: Any, clock: ManualClock) -> None:
+async def test_a_corrupted_log_affects_no_other_key(server: ValkeyServer, raw: Any, clock: ManualClock) -> None:
     """Only the ends of a log are validated at first, so that an error inside is met in the middle of a call."""
     raw.rpush("headgate:{a}w1:60/minute sliding:", 60_000_000, 0, 999_000_000, 20, 999_500_000, "x", 1_000_000_000, 60)
     async with RedisStore(server.url, timeout=PATIENCE, on_failure="closed", clock=clock) as store:
@@ -127,7 +133,9 @@ async def test_a_corrupted_log_affects_no_other_key(server: Server, raw: Any, cl
 
 
 @pytest.mark.parametrize(("on_failure", "passes"), [("open", 70), ("closed", 0), ("local", 60)])
-def test_the_failure_policy_decides_on_foreign_data(server: Server, raw: Any, on_failure: str, passes: int) -> None:
+def test_the_failure_policy_decides_on_foreign_data(
+    server: ValkeyServer, raw: Any, on_failure: str, passes: int
+) -> None:
     raw.set("headgate:{a}b1:60/day:", "not ours")
     with RedisStore(server.url, timeout=PATIENCE, on_failure=on_failure) as store:
         decisions = [Limiter(per_day(60), store=store).check("a") for _ in range(70)]
@@ -156,7 +164,7 @@ def test_foreign_violations_are_left_alone(
 
 @pytest.mark.parametrize("what", ["a hash", "no bytes", "a word", "a list of words", "16 bytes of text", "not whole"])
 async def test_a_foreign_request_id_is_left_alone(
-    server: Server, raw: Any, what: str, caplog: pytest.LogCaptureFixture
+    server: ValkeyServer, raw: Any, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = "headgate:{a}i1:check:60/day:0::req-1"
     ALL_FOREIGN[what](raw, key)

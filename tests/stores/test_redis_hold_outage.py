@@ -20,7 +20,7 @@ from headgate.stores.holds import HoldTerms
 from headgate.stores.redis import RedisStore, bookings
 from headgate.stores.redis.hold_requests import HoldRequest, find_request
 from tests.support.event_loop import take_turns
-from tests.support.valkey import Server, wait_for
+from tests.support.valkey import ValkeyServer, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -41,7 +41,7 @@ def left(store: RedisStore, limit: Limit) -> int:
     return decision.remaining
 
 
-def come_back(server: Server, store: RedisStore, breaker_clock: ManualClock) -> None:
+def come_back(server: ValkeyServer, store: RedisStore, breaker_clock: ManualClock) -> None:
     """Start a server again, which has forgotten everything, and wait until the store has booked all."""
     server.start()
 
@@ -53,7 +53,7 @@ def come_back(server: Server, store: RedisStore, breaker_clock: ManualClock) -> 
     wait_for(booked, "the bookings")
 
 
-def test_nothing_passes_unless_told_to(own: Server, breaker_clock: ManualClock) -> None:
+def test_nothing_passes_unless_told_to(own: ValkeyServer, breaker_clock: ManualClock) -> None:
     with RedisStore(own.url) as store:
         own.kill()
         held = store.hold(asks(5), 0, terms("a"))
@@ -68,7 +68,7 @@ def test_nothing_passes_unless_told_to(own: Server, breaker_clock: ManualClock) 
 
 
 def test_a_settle_is_booked_once_the_server_is_back(breaker_clock: ManualClock) -> None:
-    with Server("--appendonly", "yes", "--appendfsync", "always") as server, RedisStore(server.url) as store:
+    with ValkeyServer("--appendonly", "yes", "--appendfsync", "always") as server, RedisStore(server.url) as store:
         for hold_id in ("a", "b", "c"):
             assert store.hold(asks(10, Budget(50)), 0, terms(hold_id)).state == "open"
         server.kill()
@@ -86,7 +86,7 @@ def test_a_settle_is_booked_once_the_server_is_back(breaker_clock: ManualClock) 
 
 
 @pytest.mark.parametrize("policy", ["open", "local"])
-def test_what_passes_is_booked(own: Server, breaker_clock: ManualClock, policy: str) -> None:
+def test_what_passes_is_booked(own: ValkeyServer, breaker_clock: ManualClock, policy: str) -> None:
     with RedisStore(own.url, on_failure_holds=policy) as store:
         assert left(store, Budget(50)) == 50
         own.kill()
@@ -104,7 +104,7 @@ def test_what_passes_is_booked(own: Server, breaker_clock: ManualClock, policy: 
         assert store.find_hold(asks(5), 0, "b").summary[:2] == ("open", (7,))
 
 
-def test_a_share_of_each_budget_and_of_the_slots_passes(own: Server, breaker_clock: ManualClock) -> None:
+def test_a_share_of_each_budget_and_of_the_slots_passes(own: ValkeyServer, breaker_clock: ManualClock) -> None:
     with RedisStore(own.url, on_failure_holds="local", nodes=4) as store:
         own.kill()
         passed = [bool(store.apply(Verb.CHECK, asks(1, Budget("1.20", unit="credits:2")), 0)) for _ in range(40)]
@@ -116,7 +116,7 @@ def test_a_share_of_each_budget_and_of_the_slots_passes(own: Server, breaker_clo
 
 
 def test_there_are_not_too_many_bookings(
-    own: Server, breaker_clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    own: ValkeyServer, breaker_clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(bookings, "MAX_BOOKINGS", 3)
     with RedisStore(own.url, on_failure_holds="open") as store:
@@ -130,7 +130,7 @@ def test_there_are_not_too_many_bookings(
     assert "3 holds" in caplog.text
 
 
-def test_tasks_are_answered_like_threads(own: Server, breaker_clock: ManualClock) -> None:
+def test_tasks_are_answered_like_threads(own: ValkeyServer, breaker_clock: ManualClock) -> None:
     async def go(store: RedisStore) -> None:
         assert (await store.ahold(asks(5), 0, terms("a"))).state == "open"
         assert (await store.aextend(asks(5), 0, "a", [6], None)).costs == (6,)
@@ -146,7 +146,7 @@ def test_tasks_are_answered_like_threads(own: Server, breaker_clock: ManualClock
 
 
 def test_a_task_that_is_cancelled_while_the_server_hangs_leaves_no_hold(
-    own: Server, breaker_clock: ManualClock
+    own: ValkeyServer, breaker_clock: ManualClock
 ) -> None:
     async def hold_and_be_cancelled(limiter: Limiter) -> None:
         await limiter.apeek("key")
@@ -180,7 +180,7 @@ def test_an_unknown_policy_is_refused() -> None:
 
 @pytest.mark.parametrize("policy", ["closed", "open"])
 def test_a_hold_that_is_extended_meanwhile_stays_open_and_knows_its_costs(
-    own: Server, breaker_clock: ManualClock, policy: str
+    own: ValkeyServer, breaker_clock: ManualClock, policy: str
 ) -> None:
     with RedisStore(own.url, on_failure_holds=policy) as store:
         limiter = Limiter(Budget(50), store=store)
@@ -195,7 +195,7 @@ def test_a_hold_that_is_extended_meanwhile_stays_open_and_knows_its_costs(
 
 
 def test_bookings_whose_answer_was_lost_are_sent_again_and_are_no_errors(
-    own: Server, breaker_clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    own: ValkeyServer, breaker_clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with RedisStore(own.url, on_failure_holds="open") as store:
         limiter = Limiter(Budget(50), store=store)
@@ -225,7 +225,7 @@ def test_bookings_whose_answer_was_lost_are_sent_again_and_are_no_errors(
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_memory_judges_what_a_hold_is_extended_by(own: Server, breaker_clock: ManualClock, nodes: int) -> None:
+def test_memory_judges_what_a_hold_is_extended_by(own: ValkeyServer, breaker_clock: ManualClock, nodes: int) -> None:
     limit = AllOf([Budget(10 * nodes), Slots(nodes)])
     with RedisStore(own.url, on_failure_holds="local", nodes=nodes) as store:
         assert store.hold(asks(1, limit), 0, terms("of the server")).state == "open"
@@ -242,7 +242,7 @@ def test_memory_judges_what_a_hold_is_extended_by(own: Server, breaker_clock: Ma
 
 @pytest.mark.parametrize("renewals", [1, 3])
 def test_a_hold_whose_renewals_only_wait_is_lost_when_its_lease_ends(
-    own: Server, breaker_clock: ManualClock, renewals: int
+    own: ValkeyServer, breaker_clock: ManualClock, renewals: int
 ) -> None:
     clock = ManualClock()
     with RedisStore(own.url, clock=clock) as store:
@@ -262,7 +262,7 @@ def test_a_renewal_that_comes_too_late_is_no_error(
 ) -> None:
     clock = ManualClock()
     with (
-        Server("--appendonly", "yes", "--appendfsync", "always") as server,
+        ValkeyServer("--appendonly", "yes", "--appendfsync", "always") as server,
         RedisStore(server.url, clock=clock) as store,
         caplog.at_level(logging.WARNING),
     ):
@@ -277,7 +277,7 @@ def test_a_renewal_that_comes_too_late_is_no_error(
         assert "can't be booked" not in caplog.text
 
 
-def test_a_hold_that_was_granted_meanwhile_can_be_renewed(own: Server, breaker_clock: ManualClock) -> None:
+def test_a_hold_that_was_granted_meanwhile_can_be_renewed(own: ValkeyServer, breaker_clock: ManualClock) -> None:
     clock = ManualClock()
     with RedisStore(own.url, clock=clock, on_failure_holds="open") as store:
         own.kill()
@@ -293,7 +293,9 @@ def test_a_hold_that_was_granted_meanwhile_can_be_renewed(own: Server, breaker_c
         assert limiter.peek("a").remaining == 0
 
 
-def test_of_many_renewals_one_waits(own: Server, breaker_clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_renewals_one_waits(
+    own: ValkeyServer, breaker_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bookings, "MAX_BOOKINGS", 2)
     with RedisStore(own.url, clock=ManualClock(0)) as store:
         own.kill()
@@ -309,7 +311,7 @@ def test_of_many_renewals_one_waits(own: Server, breaker_clock: ManualClock, mon
 
 
 def test_a_renewal_while_the_one_before_is_sent_is_sent_too(breaker_clock: ManualClock) -> None:
-    with Server("--appendonly", "yes", "--appendfsync", "always") as server, RedisStore(server.url) as store:
+    with ValkeyServer("--appendonly", "yes", "--appendfsync", "always") as server, RedisStore(server.url) as store:
         store.hold(asks(1), 0, terms("a"))
         server.kill()
         store.extend(asks(1), 0, "a", None, 70_000_000)
@@ -326,7 +328,7 @@ def test_a_renewal_while_the_one_before_is_sent_is_sent_too(breaker_clock: Manua
         assert store.find_hold(asks(1), 0, "a").left > leases[-1] - 50_000_000
 
 
-def test_a_hold_whose_settlement_waits_is_known_as_settled(own: Server, breaker_clock: ManualClock) -> None:
+def test_a_hold_whose_settlement_waits_is_known_as_settled(own: ValkeyServer, breaker_clock: ManualClock) -> None:
     with RedisStore(own.url, on_failure_holds="open") as store:
         own.kill()
         assert store.hold(asks(5), 0, terms("a")).state == "open"
@@ -360,7 +362,7 @@ def test_a_hold_whose_settlement_waits_is_known_as_settled(own: Server, breaker_
     ],
 )
 def test_what_is_not_ours_fails_alone(
-    server: Server, store: RedisStore, caplog: pytest.LogCaptureFixture, foreign: bytes | None
+    server: ValkeyServer, store: RedisStore, caplog: pytest.LogCaptureFixture, foreign: bytes | None
 ) -> None:
     limiter = Limiter(Budget(100), store=store)
     strange, fine = [limiter.hold(key, 10, hold_id="h") for key in ("a", "b")]
@@ -396,7 +398,7 @@ def test_a_hold_writes_nothing_beside_what_is_not_ours(store: RedisStore, raw: A
         assert [one for one in (bucket, record, index) if raw.exists(one)] == [key]
 
 
-def test_a_list_of_holds_that_is_not_ours_fails_alone(server: Server, store: RedisStore) -> None:
+def test_a_list_of_holds_that_is_not_ours_fails_alone(server: ValkeyServer, store: RedisStore) -> None:
     limiter = Limiter(Budget(100), store=store)
     hold = limiter.hold("a", 10)
     with server.client() as client:

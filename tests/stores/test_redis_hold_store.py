@@ -27,7 +27,7 @@ from headgate.stores.redis.hold_requests import hold_request
 from tests.support.cluster import steady_cluster
 from tests.support.event_loop import take_turns
 from tests.support.redis_store import keys_of, pack_doubles, server_time
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -158,7 +158,7 @@ def test_periods_are_those_of_the_server(store: RedisStore, raw: Any, monkeypatc
     assert store.traffic.requests == 18  # it asks again once for each clock, and knows from then on
 
 
-async def test_periods_are_those_of_the_server_for_tasks(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_periods_are_those_of_the_server_for_tasks(server: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "time_ns", lambda: time.time_ns() - 10**18)
     async with RedisStore(server.url, timeout=PATIENCE) as store:
         assert (await store.ahold(asks(Budget(10, "hour"), 3), 0, terms())).decision.remaining == 7
@@ -194,7 +194,7 @@ def assert_bounded(calls: list[list[str]], most: int, dropped: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("limit", [per_day(10**6), Budget(10**6), SlidingWindow(10**6, 86_400)], ids=str)
 def test_however_many_holds_come_back_at_once_no_call_takes_long(
-    server: Server, raw: Any, clock: ManualClock, limit: Limit
+    server: ValkeyServer, raw: Any, clock: ManualClock, limit: Limit
 ) -> None:
     count = 5000
 
@@ -243,7 +243,7 @@ def test_open_holds_of_a_key_are_bounded(still: RedisStore, raw: Any) -> None:
 
 
 @pytest.mark.long
-def test_an_open_hold_takes_at_most_250_bytes(server: Server, raw: Any) -> None:
+def test_an_open_hold_takes_at_most_250_bytes(server: ValkeyServer, raw: Any) -> None:
     async def hold_all(limit: Limit, count: int) -> None:
         async with RedisStore(server.url, timeout=PATIENCE) as store:
             for first in range(0, count, 250):
@@ -294,7 +294,7 @@ def test_holds_in_a_cluster() -> None:
                 store.hold([*asks(limit, 4, "a"), *asks(limit, 4, "b")], 0, terms())
 
 
-def test_tokens_that_were_drawn_ahead_go_back_before_a_hold(server: Server) -> None:
+def test_tokens_that_were_drawn_ahead_go_back_before_a_hold(server: ValkeyServer) -> None:
     limit = per_day(1000)
     with RedisStore(server.url, timeout=PATIENCE, draw_ahead=0.5) as store:
         for _ in range(3):
@@ -303,7 +303,7 @@ def test_tokens_that_were_drawn_ahead_go_back_before_a_hold(server: Server) -> N
         assert store.settle(asks(limit, 900), 0, "id", [1]).decision.remaining == 996
 
 
-def test_drawn_tokens_leave_what_a_hold_may_give_back(server: Server) -> None:
+def test_drawn_tokens_leave_what_a_hold_may_give_back(server: ValkeyServer) -> None:
     """What one process has drawn is no headroom of the bucket that a hold of another gives back to."""
     limit = per_day(100)
     with RedisStore(server.url, timeout=PATIENCE, draw_ahead=0.5) as drawing, RedisStore(server.url) as holding:
@@ -316,7 +316,7 @@ def test_drawn_tokens_leave_what_a_hold_may_give_back(server: Server) -> None:
         assert left(holding, limit) == 97
 
 
-async def test_a_hold_of_a_cancelled_task_is_cancelled(server: Server) -> None:
+async def test_a_hold_of_a_cancelled_task_is_cancelled(server: ValkeyServer) -> None:
     limit = AllOf([per_day(100), Slots(50)])
     async with RedisStore(server.url, timeout=PATIENCE) as store:
         for pause in range(40):
@@ -337,7 +337,7 @@ def test_a_request_keeps_its_keys_in_one_slot() -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-async def test_every_id_is_listed_whatever_the_client_decodes(server: Server, raw: Any, protocol: int) -> None:
+async def test_every_id_is_listed_whatever_the_client_decodes(server: ValkeyServer, raw: Any, protocol: int) -> None:
     ids = {"id", "\ud800", "é", "\0", "a\nb"}
     options: dict[str, Any] = {"port": server.port, "decode_responses": True, "protocol": protocol}
     with redis.Redis(**options) as client, RedisStore(client, timeout=PATIENCE) as store:
@@ -423,7 +423,7 @@ def test_a_renewal_says_of_each_hold_what_extend_says(still: RedisStore, clock: 
 
 
 def test_renewals_while_the_server_is_away_are_booked(breaker_clock: ManualClock) -> None:
-    with Server() as own, RedisStore(own.url, clock=ManualClock()) as store:
+    with ValkeyServer() as own, RedisStore(own.url, clock=ManualClock()) as store:
         holds = [Limiter(Slots(3), store=store).hold("a", lease=60) for _ in range(3)]
         own.kill()
         renewals = [renewal for hold in holds if (renewal := hold.renewal(store.clock.now())) is not None]

@@ -18,7 +18,7 @@ from headgate import (
 )
 from headgate.stores.redis import RedisStore
 from tests.support.redis_store import limiter_pair
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 
 def check_once_each(store: RedisStore | MemoryStore, limits: list[Limit]) -> list[tuple[bool, bool]]:
@@ -42,7 +42,7 @@ def test_one_request_id_may_be_used_under_limits_of_different_kinds(store: Redis
     assert check_once_each(store, limits) == check_once_each(MemoryStore(), limits) == [(True, False)] * 2
 
 
-async def test_a_request_id_under_another_limit_affects_no_other_request_in_the_call(server: Server) -> None:
+async def test_a_request_id_under_another_limit_affects_no_other_request_in_the_call(server: ValkeyServer) -> None:
     async with RedisStore(server.url, timeout=PATIENCE) as store:
         bucket, window = Limiter(per_day(60), store=store), Limiter(SlidingWindow(60, 60), store=store)
         await bucket.acheck("a", request_id="req-1")

@@ -11,7 +11,7 @@ import pytest
 from headgate import Decision, Limiter, per_day
 from headgate.stores.redis import RedisStore, batching
 from tests.support.redis_store import POLICIES
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 pytestmark = pytest.mark.once
 
@@ -22,7 +22,11 @@ async def check(limiter: Limiter, kind: str) -> Decision:
 
 @pytest.mark.parametrize("error", [AttributeError, IndexError, RuntimeError, TypeError])
 async def test_a_mistake_is_logged_once_and_only_its_requests_are_decided_here(
-    server: Server, kind: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: ValkeyServer,
+    kind: str,
+    error: type[Exception],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def mistaken(*_: Any) -> None:
         raise error("a bug")
@@ -50,12 +54,12 @@ async def test_a_mistake_is_logged_once_and_only_its_requests_are_decided_here(
 def nonsense() -> Iterator[int]:
     """The port of a server that has the same answer to everything."""
 
-    class Handler(socketserver.BaseRequestHandler):
+    class NonsenseHandler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             while words := self.request.recv(65_536).count(b"\r\n*") + 1 if self.request.recv(1, 2) else 0:
                 self.request.sendall(b"+OK\r\n" * words)
 
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), NonsenseHandler) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

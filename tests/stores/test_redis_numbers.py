@@ -25,7 +25,7 @@ from headgate.limits.sliding_window import WindowLog
 from headgate.stores.base import Ask, Verb
 from headgate.stores.redis import RedisStore
 from tests.support.redis_store import keys_of, limiter_pair
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 _prefixes = (f"test{number}:" for number in count())
 
@@ -99,7 +99,7 @@ def test_a6_a_charge_far_above_the_capacity_is_counted_exactly(still: RedisStore
 
 
 @pytest.mark.long
-def test_a6_extreme_numbers_are_counted_exactly(server: Server, raw: Any) -> None:
+def test_a6_extreme_numbers_are_counted_exactly(server: ValkeyServer, raw: Any) -> None:
     chance = random.Random(53)
     for _ in range(20):
         for limit in extreme_limits():
@@ -179,7 +179,7 @@ def test_a6_a_window_that_ends_after_2_to_the_53_is_exact(still: RedisStore) -> 
 @pytest.mark.parametrize(
     "limit", [TokenBucket(10**9, 1, 9_000_000), TokenBucket(2**53 - 1, 1, 1), per_hour(1), per_day(1)], ids=str
 )
-def test_a6_the_deepest_debt_is_stored(server: Server, raw: Any, limit: Limit) -> None:
+def test_a6_the_deepest_debt_is_stored(server: ValkeyServer, raw: Any, limit: Limit) -> None:
     with RedisStore(server.url, timeout=PATIENCE) as store:
         limiter = Limiter(limit, store=store)
         for _ in range(3):

@@ -28,7 +28,7 @@ from headgate.stores.redis.keys import Keys
 from headgate.stores.redis.protocol import ApplyRequest, command
 from headgate.stores.redis.script import DIGEST, SOURCE, with_functions
 from tests.support.redis_store import keys_of, pack_doubles, server_time
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 # The format -----------------------------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ ODD = ["agent-7", "", "}", "{", "{x}", "a}b", "{}", "}{", "%", "%7D", "%25", "ä
 
 
 @pytest.mark.long
-def test_c5_all_keys_of_one_decision_are_in_one_slot_of_a_cluster(masters: list[Server]) -> None:
+def test_c5_all_keys_of_one_decision_are_in_one_slot_of_a_cluster(masters: list[ValkeyServer]) -> None:
     """A server refuses a decision whose keys are in different slots."""
     limit = parse("100/minute; 2/hour; 50/hour sliding")
     with RedisStore(f"redis+cluster://127.0.0.1:{masters[1].port}", timeout=PATIENCE) as store:
@@ -327,7 +327,7 @@ async def use_once(store: RedisStore, keys: int) -> None:
 
 @pytest.mark.parametrize("keys", [4000, pytest.param(100_000, marks=pytest.mark.long)])
 async def test_c5_one_shot_keys_leave_nothing_behind_and_never_unblock_a_key(
-    server: Server, raw: Any, keys: int
+    server: ValkeyServer, raw: Any, keys: int
 ) -> None:
     async with RedisStore(server.url, timeout=PATIENCE) as store:
         blocked = [Limiter(limit, store=store) for limit in (per_day(1), SlidingWindow(1, 86_400))]

@@ -21,7 +21,7 @@ from headgate.hub.storage.database import Database
 from headgate.stores.base import Change
 from headgate.stores.sqlite import _SCHEMA as LOG_SCHEMA
 from headgate.stores.sqlite import ChangeLogError, SqliteChangeLog
-from tests.support.interruptions import interrupt
+from tests.support.interruptions import Interrupted, interrupt
 from tests.support.valkey import PATIENCE
 
 pytestmark = pytest.mark.once
@@ -227,10 +227,6 @@ def test_a_change_between_a_fork_and_the_next_use_is_seen(tmp_path: Path) -> Non
     assert log._data_version() != before
     log.close()
     other.close()
-
-
-class Interrupted(BaseException):
-    """As `gevent.Timeout` is, and `KeyboardInterrupt`."""
 
 
 def test_an_interrupted_change_leaves_no_transaction_open(tmp_path: Path) -> None:

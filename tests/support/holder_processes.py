@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 from tests.support.hold_campaign import Line, microseconds, read_record
 from tests.support.module_process import ROOT
 from tests.support.redis_store import server_time
-from tests.support.valkey import Server, wait_for
+from tests.support.valkey import ValkeyServer, wait_for
 from tools.check_history import check_history
 
 KILLS = int(os.environ.get("HOLD_KILLS", "16"))
@@ -22,7 +22,7 @@ HOLDERS = 8
 HOUR = 3_600_000_000  # microseconds
 
 
-class Kind(Protocol):
+class KeyKind(Protocol):
     """What some holds have in common. The keys of a kind begin with its name."""
 
     @property
@@ -32,7 +32,7 @@ class Kind(Protocol):
     def lenient(self) -> bool: ...
 
 
-def judge(calls: Iterable[Line], limits: list[Line], kinds: Sequence[Kind], folder: Path) -> None:
+def judge(calls: Iterable[Line], limits: list[Line], kinds: Sequence[KeyKind], folder: Path) -> None:
     """Expect that the calls on each key can be explained."""
     by_key: dict[str, list[Line]] = defaultdict(list)
     for line in calls:
@@ -64,7 +64,7 @@ def starts_of_hours(raw: Any) -> list[int]:
 class Holders:
     """Processes that hold, and the files in which they write that down."""
 
-    def __init__(self, module: str, nodes: list[Server], folder: Path, written: int) -> None:
+    def __init__(self, module: str, nodes: list[ValkeyServer], folder: Path, written: int) -> None:
         self.module, self.folder, self.written = module, folder, written
         self.url = "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)
         self.running: dict[int, subprocess.Popen[bytes]] = {}

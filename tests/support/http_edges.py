@@ -22,6 +22,10 @@ from tests.support.valkey import PATIENCE
 MORE = b"more" * 10_000
 
 
+class HandlerError(Exception):
+    """What a handler raises."""
+
+
 class Edge:
     """An application behind an edge.
 

@@ -9,14 +9,14 @@ from uuid import uuid4
 from headgate import ManualClock, RedisStore
 from tests.support.alerts import record_violations, wait_for_comparison
 from tests.support.hub import HubServer, hub_server
-from tests.support.valkey import PATIENCE, Server, wait_for
-from tests.support.webhook_receiver import Receiver
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
+from tests.support.webhook_receiver import WebhookReceiver
 
 
 class HubFleet:
     """Hubs that share a server, a clock and a receiver."""
 
-    def __init__(self, server: Server, receiver: Receiver) -> None:
+    def __init__(self, server: ValkeyServer, receiver: WebhookReceiver) -> None:
         self.server, self.receiver = server, receiver
         self.clock = ManualClock(start=1000)
         self.prefix = f"fleet-{uuid4().hex}:"

@@ -75,12 +75,12 @@ class MisbehavingServer:
             if number < self.bad_connections:
                 await _BadConnection(self, number, peer, request).run()
             else:
-                await _Connection(self, number, peer, request).run()
+                await _GoodConnection(self, number, peer, request).run()
         except _Over:
             peer.cut()
 
 
-class _Connection:
+class _GoodConnection:
     """One that behaves: it welcomes, and accepts and acknowledges everything."""
 
     def __init__(self, server: MisbehavingServer, number: int, peer: Peer, request: Request) -> None:
@@ -110,7 +110,7 @@ class _Connection:
         await self._peer.send(self._frames.acknowledgement(frame_id), share)
 
 
-class _BadConnection(_Connection):
+class _BadConnection(_GoodConnection):
     """One that does something else at every step, by the seed and its number."""
 
     def __init__(self, server: MisbehavingServer, number: int, peer: Peer, request: Request) -> None:

@@ -69,7 +69,7 @@ class ExpectedState:
         self._pending.clear()
 
 
-class Client:
+class RecordingClient:
     """Sends requests to a hub, and records them."""
 
     def __init__(self, hub: HubProcess, book: ExpectedState) -> None:

@@ -48,7 +48,7 @@ def other_server_programs() -> dict[str, str]:
     return found
 
 
-class Server:
+class ValkeyServer:
     """A server on loopback that can be ended, restarted and held up."""
 
     def __init__(self, *options: str, program: str | None = None) -> None:
@@ -118,11 +118,11 @@ class Server:
 
 
 @contextmanager
-def cluster(masters: int = 3) -> Iterator[list[Server]]:
+def cluster(masters: int = 3) -> Iterator[list[ValkeyServer]]:
     """A cluster whose slots are spread over some masters."""
     with ExitStack() as stack:
         options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
-        nodes = [stack.enter_context(Server(*options)) for _ in range(masters)]
+        nodes = [stack.enter_context(ValkeyServer(*options)) for _ in range(masters)]
         share = 16384 // masters
         for number, node in enumerate(nodes):
             last = 16383 if number == masters - 1 else (number + 1) * share - 1
@@ -135,7 +135,7 @@ def cluster(masters: int = 3) -> Iterator[list[Server]]:
         yield nodes
 
 
-def is_whole(node: Server, masters: int) -> bool:
+def is_whole(node: ValkeyServer, masters: int) -> bool:
     """Whether a node knows all the others, and serves."""
     with node.client(decode_responses=True) as client:
         info = client.execute_command("CLUSTER", "INFO")
@@ -144,11 +144,11 @@ def is_whole(node: Server, masters: int) -> bool:
 
 
 @contextmanager
-def replicated_server() -> Iterator[tuple[Server, Server, Server]]:
+def replicated_server() -> Iterator[tuple[ValkeyServer, ValkeyServer, ValkeyServer]]:
     """A master, its replica, and a Sentinel that watches over them under the name "main"."""
     with ExitStack() as stack:
-        master = stack.enter_context(Server("--repl-diskless-sync-delay", "0"))
-        replica = stack.enter_context(Server("--replicaof", f"127.0.0.1 {master.port}"))
+        master = stack.enter_context(ValkeyServer("--repl-diskless-sync-delay", "0"))
+        replica = stack.enter_context(ValkeyServer("--replicaof", f"127.0.0.1 {master.port}"))
         with replica.client() as client:
             wait_for(lambda: client.info()["master_link_status"] == "up", "the replica")
         sentinel = stack.enter_context(Sentinel(master.port))
@@ -157,7 +157,7 @@ def replicated_server() -> Iterator[tuple[Server, Server, Server]]:
         yield master, replica, sentinel
 
 
-class Sentinel(Server):
+class Sentinel(ValkeyServer):
     """A Sentinel that is quick to find its master dead."""
 
     def __init__(self, master: int) -> None:
