@@ -89,21 +89,28 @@ def redis_server() -> Iterator[ValkeyServer]:
         yield server
 
 
+@pytest.fixture
+def own_server() -> Iterator[ValkeyServer]:
+    """A server for one test, which may end it or let it lose everything."""
+    with ValkeyServer() as server:
+        yield server
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """A clock that only the test advances."""
+    return ManualClock(start=1000)
+
+
 @pytest.fixture(params=["memory", "wrapped", "redis"])
-def store(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A store on a clock that only the test advances."""
-    clock = ManualClock(start=1000)
+def store(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Any]:
+    """A store on the test's clock."""
     if request.param == "redis":
         server: ValkeyServer = request.getfixturevalue("redis_server")
         with StoreWithoutChangeLog(server.url, prefix=f"test-{uuid4().hex}:", clock=clock, timeout=PATIENCE) as store:
             yield store
     else:
         yield MemoryStore(clock=clock) if request.param == "memory" else WrappedStore(clock=clock)
-
-
-@pytest.fixture
-def clock(store: Any) -> ManualClock:
-    return store.clock  # type: ignore[no-any-return]
 
 
 @pytest.fixture

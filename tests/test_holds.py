@@ -37,11 +37,6 @@ from tests.support.threads import Waiter, run_together
 from tests.support.valkey import wait_for
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(start=1000)
-
-
 def make(limit: str, clock: ManualClock) -> Limiter:
     return Limiter(limit, store=MemoryStore(clock=clock), name="llm")
 

@@ -2,7 +2,6 @@
 
 import csv
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from headgate import Gate, ManualClock, MemoryStore, Policy
 from headgate.cli.account_limits import amount
 from headgate.cli.answers import duration_text
 from headgate.cli.answers import seconds as seconds_text
+from tests.support.calendar_clock import calendar_clock
 from tests.support.cli import Command, StartHub
 
 pytestmark = pytest.mark.once
@@ -28,7 +28,7 @@ POLICY = Policy(
 
 @pytest.fixture
 def gate(running_hub: StartHub) -> Iterator[Gate]:
-    clock = ManualClock(1000, at=datetime(2026, 11, 17, 8, tzinfo=UTC))
+    clock = calendar_clock()
     with running_hub(POLICY, store=MemoryStore(clock=clock)) as hub:
         yield hub.hub.gate
 

@@ -11,29 +11,21 @@ from typing import Any
 import pytest
 import trustme
 
-from headgate import Policy
 from headgate.cli.hub_api import HubApi, HubError
 from headgate.hub.monitoring.health import Health
+from tests.support.admin import FEW
+from tests.support.agent_connections import ping_until_denied
 from tests.support.cli import Command, StartHub
-from tests.support.hub import ADMIN, VIEWER, AgentConnection, HubServer, hub_server, hub_settings
+from tests.support.hub import ADMIN, VIEWER, HubServer, hub_server, hub_settings
 from tests.support.ports import unused_port
 from tests.support.scripted_server import scripted_server
 from tests.support.valkey import PATIENCE
 
 pytestmark = pytest.mark.once
 
-FEW = Policy(limits={"light": "2/minute"})
 NOBODY_THERE = "expected a hub that answers, got: Connection refused; is it running? (--hub, HEADGATE_HUB)"
 NOT_A_HUB = "expected the answer of a headgate hub, got something else; is the address right?"
 A_TOKEN = "expected at least 16 printable ASCII characters without spaces"
-
-
-def use_up(wire: AgentConnection, denials: int = 1) -> None:
-    """Let an agent use its two pings, and be denied."""
-    for _ in range(2 + denials):
-        wire.say("ping")
-    while denials:
-        denials -= wire.hear()["type"] == "rate_limited"
 
 
 # What an operator asks ------------------------------------------------------------------------------------------------
@@ -43,7 +35,7 @@ def test_agents_are_listed_with_how_they_stand(running_hub: StartHub, headgate: 
     with running_hub(FEW) as hub, hub.agent("planner") as planner, hub.agent("漢字") as _:
         hub.register("away")
         hub.hub.gate.set_override("planner", "heavy", "100/minute")
-        use_up(planner, 2)
+        ping_until_denied(planner, 2)
         hub.hub.gate.add_exemption("monitor")
         assert headgate("agents") == (
             0,
@@ -59,7 +51,7 @@ def test_agents_are_listed_with_how_they_stand(running_hub: StartHub, headgate: 
 
 def test_agents_as_json_are_what_the_hub_says(running_hub: StartHub, printed_json: Callable[..., Any]) -> None:
     with running_hub(FEW) as hub, hub.agent("planner") as planner, hub.agent("漢字") as _:
-        use_up(planner)
+        ping_until_denied(planner)
         with hub.http(VIEWER) as viewer:
             assert printed_json("agents") == {"agents": viewer.get("/api/dashboard/state").json()["agents"]}
 
@@ -82,7 +74,7 @@ def test_all_agents_are_those_that_are_registered(
     running_hub: StartHub, headgate: Command, printed_json: Callable[..., Any]
 ) -> None:
     with running_hub(FEW) as hub, hub.agent("here") as here:
-        use_up(here)
+        ping_until_denied(here)
         names = [f"agent {number:03}" for number in range(120)]  # more than one page
         for name in names:
             hub.register(name)
@@ -202,8 +194,8 @@ def test_violations_are_listed_and_forgotten(
     running_hub: StartHub, headgate: Command, printed_json: Callable[..., Any]
 ) -> None:
     with running_hub(FEW) as hub, hub.agent("planner") as planner, hub.agent("writer") as writer:
-        use_up(writer)
-        use_up(planner, 3)
+        ping_until_denied(writer)
+        ping_until_denied(planner, 3)
         assert headgate("violations") == (
             0,
             "agent    hour  in a row  wait  marks\nplanner     3         3   5 s\nwriter      1         1   1 s\n",

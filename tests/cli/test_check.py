@@ -18,6 +18,7 @@ from headgate.cli import check as module
 from headgate.http import describe_decision
 from tests.support.cli import Command, StartHub
 from tests.support.hub import ADMIN, VIEWER, HubServer
+from tests.support.hub_answers import verdict
 from tests.support.ports import unused_port
 from tests.support.scripted_server import scripted_server
 from tests.support.valkey import PATIENCE, ValkeyServer
@@ -37,16 +38,6 @@ def check(headgate: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
     monkeypatch.setattr(module, "_TIMEOUT", PATIENCE)
     monkeypatch.setattr(module, "_WITHIN", 2 * PATIENCE)
     return partial(headgate, "check")
-
-
-def verdict(**different: Any) -> dict[str, Any]:
-    """What --json prints of a check of the tier light that leaves one token, with some differences."""
-    ordinary = {
-        "agent_id": "planner", "channel": "ws", "tier": "light", "outcome": "allow", "remaining": 1, "capacity": 2,
-        "limit": "2/minute", "retry_after_ms": 0, "exempt": False, "violations": 0, "would_be": None,
-        "degraded": False,
-    }  # fmt: skip
-    return ordinary | different
 
 
 DENIED = verdict(outcome="deny", remaining=0, retry_after_ms=30_000, violations=1)

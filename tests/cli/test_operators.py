@@ -17,6 +17,7 @@ from headgate.cli import block
 from headgate.cli.agent_page import page_text
 from headgate.gate.changes import session_limit
 from headgate.hub.config_file import ConfigFile
+from tests.support.admin import FEW
 from tests.support.agent_connections import ping_until_denied
 from tests.support.cli import Command, StartHub
 from tests.support.hub import ADMIN, VIEWER
@@ -25,7 +26,6 @@ from tests.support.valkey import wait_for
 
 pytestmark = pytest.mark.once
 
-FEW = Policy(limits={"light": "2/minute"})
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 
 

@@ -16,6 +16,7 @@ from headgate.gate.accounts import Bound
 from headgate.http import describe_error
 from headgate.stores.base import Store
 from headgate.stores.redis import RedisStore
+from tests.support.calendar_clock import calendar_clock
 from tests.support.valkey import PATIENCE, ValkeyServer
 
 START = date(2026, 11, 17)
@@ -40,7 +41,7 @@ AGENTS: dict[str, Any] = {
 
 @pytest.fixture
 def clock() -> ManualClock:
-    return ManualClock(1000, at=datetime(2026, 11, 17, 8, tzinfo=UTC))
+    return calendar_clock()
 
 
 @pytest.fixture(params=["memory", "redis"])

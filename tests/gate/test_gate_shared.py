@@ -18,7 +18,7 @@ from headgate.gate.changes import default, exemption, override
 from headgate.stores.redis.changelog import RedisChangeLog
 from tests.support.agents import check_until_denied
 from tests.support.lookups import count_lookups
-from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
+from tests.support.valkey import DURABLE, PATIENCE, ValkeyServer, wait_for
 
 _numbers = count()
 
@@ -351,7 +351,7 @@ def test_outages_of_the_store_are_events() -> None:
 def test_a_gate_that_starts_without_the_server_applies_the_changes_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with ValkeyServer("--appendonly", "yes", "--appendfsync", "always") as server, Nodes(server) as (nodes, one, _):
+    with ValkeyServer(*DURABLE) as server, Nodes(server) as (nodes, one, _):
         one.add_exemption("vip")
         server.kill()
         with caplog.at_level(logging.ERROR):

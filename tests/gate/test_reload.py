@@ -20,6 +20,7 @@ from headgate.gate.change_log import MemoryChangeLog
 from headgate.gate.reload import PolicyWatcher, reload_file
 from headgate.stores.base import LogPage
 from headgate.stores.sqlite import ChangeLogError
+from tests.support.files import replace_file
 from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = pytest.mark.once
@@ -70,9 +71,7 @@ def test_a_change_of_the_file_is_applied(path: Path) -> None:
     with PolicyWatcher(gate, path, interval=0.01):
         path.write_text('[limits]\nheavy = "77/minute"\n', encoding="utf-8")
         wait_for(lambda: gate.capacity("a", "ws", "heavy") == 77, "the change")
-        replacement = path.with_suffix(".new")
-        replacement.write_text('[limits]\nheavy = "88/minute"\n', encoding="utf-8")
-        replacement.replace(path)
+        write(path, 88)
         wait_for(lambda: gate.capacity("a", "ws", "heavy") == 88, "the replacement")
     path.write_text('[limits]\nheavy = "99/minute"\n', encoding="utf-8")
     assert threading.active_count() == 1 or all(t.name != "headgate-policy" for t in threading.enumerate())
@@ -110,10 +109,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
 
 
 def write(path: Path, heavy: int) -> None:
-    """Replace the file at once, so that no look finds half of it."""
-    new = path.with_suffix(".new")
-    new.write_text(f'[limits]\nheavy = "{heavy}/minute"\n', encoding="utf-8")
-    new.replace(path)
+    replace_file(path, f'[limits]\nheavy = "{heavy}/minute"\n')
 
 
 def heavy(gate: Gate) -> int:

@@ -1,7 +1,7 @@
 """Metrics of holds and of alerts of accounts: no name of an agent or an account is a label."""
 
 from headgate import Policy
-from tests.support.account_alerts import PAYS, settled, spend
+from tests.support.account_alerts import PAYS, spend, wait_until_idle
 from tests.support.hub import ADMIN, hub_server
 from tests.support.prometheus import Series, scrape
 
@@ -93,7 +93,7 @@ def test_f1_alerts_of_accounts_are_counted_by_share() -> None:
     with hub_server(PAYS) as hub:
         spend(hub, "8")
         spend(hub, "2")
-        settled(hub)
+        wait_until_idle(hub)
         found = scrape(hub)
     assert counted(found, "headgate_account_alerts_total", "share") == {("0.8",): 1, ("1",): 1}
     assert counted(found, "headgate_account_alerts_open") == {(): 1}

@@ -11,6 +11,7 @@ from headgate.hub.app import Hub
 from headgate.hub.config_file import ConfigFile
 from tests.support.admin import FEW, LIMITS, direct_client, exhaust_limit, ping
 from tests.support.hub import ADMIN, HubServer, hub_server, hub_settings
+from tests.support.hub_answers import verdict
 
 # Violations -----------------------------------------------------------------------------------------------------------
 
@@ -51,16 +52,6 @@ def test_violations_are_listed_the_worst_first_and_reset() -> None:
 
 
 # One decision ---------------------------------------------------------------------------------------------------------
-
-
-def verdict(**different: Any) -> dict[str, Any]:
-    """What is answered to a check of the tier light that leaves one token, with some differences."""
-    ordinary = {
-        "agent_id": "planner", "channel": "ws", "tier": "light", "outcome": "allow", "remaining": 1, "capacity": 2,
-        "limit": "2/minute", "retry_after_ms": 0, "exempt": False, "violations": 0, "would_be": None,
-        "degraded": False,
-    }  # fmt: skip
-    return ordinary | different
 
 
 def test_a_check_counts_as_if_the_agent_had_asked() -> None:

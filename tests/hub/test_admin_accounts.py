@@ -2,7 +2,6 @@
 
 import csv
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -11,6 +10,7 @@ import pytest
 
 from headgate import Gate, ManualClock, MemoryStore, Policy
 from tests.support.admin import list_changes
+from tests.support.calendar_clock import calendar_clock
 from tests.support.hub import ADMIN, HubServer, hub_server
 
 ACCOUNTS = "/api/admin/accounts"
@@ -36,7 +36,7 @@ def account(path: str) -> str:
 
 @pytest.fixture
 def clock() -> ManualClock:
-    return ManualClock(1000, at=datetime(2026, 11, 17, 8, tzinfo=UTC))
+    return calendar_clock()
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from headgate.hub.config_file import ConfigFile
 from headgate.hub.settings import LOG_LEVELS
 from tests.support.admin import LIMITS, direct_client
 from tests.support.agent_connections import read_close, relay_connection
+from tests.support.files import replace_file
 from tests.support.hub import ADMIN, hub_server, hub_settings
 from tests.support.hub_process import hub_process
 from tests.support.valkey import wait_for
@@ -147,8 +148,7 @@ def test_a_reload_without_a_request_reports_all_mistakes_too(
     file.write_text("")
     config, gate = ConfigFile(file), Gate(Policy.load(file))
     with PolicyWatcher(gate, file, interval=0.01 if way == "file" else 1000, sighup=True, read=config.read):
-        (tmp_path / "new").write_text("warn_at = 5\n[hub]\nport = 99999\n")
-        (tmp_path / "new").replace(file)
+        replace_file(file, "warn_at = 5\n[hub]\nport = 99999\n")
         if way == "signal":
             os.kill(os.getpid(), signal.SIGHUP)
         wait_for(lambda: "policy not reloaded" in caplog.text, "the refusal")
@@ -162,18 +162,14 @@ def test_a_reload_by_signal_or_by_a_changed_file_logs_the_same(tmp_path: Path) -
     file.write_text("[hub]\nmax_tasks = 5\n")
     with hub_process(tmp_path / "data", "--config", str(file)) as hub, hub.http() as admin:
 
-        def write(text: str) -> None:
-            (tmp_path / "new").write_text(text)
-            (tmp_path / "new").replace(file)
-
         def told(text: str) -> int:
             return sum(text in line for line in hub.err)
 
-        write("[hub]\nmax_tasks = 6\nport = 1\n")  # which --port decides
+        replace_file(file, "[hub]\nmax_tasks = 6\nport = 1\n")  # which --port decides
         wait_for(lambda: told("settings=['hub.max_tasks']"), "that the file is read again")
         os.kill(hub.pid, signal.SIGHUP)
         wait_for(lambda: told("settings=['hub.max_tasks']") == 2, "the reload by the signal")
-        write('[limits]\nlight = "3/minute"\n[hub]\nmax_tasks = "many"\n')
+        replace_file(file, '[limits]\nlight = "3/minute"\n[hub]\nmax_tasks = "many"\n')
         os.kill(hub.pid, signal.SIGHUP)
         wait_for(lambda: told("policy not reloaded, the old one stays in effect: settings of the hub"), "the refusal")
         assert told("hub.max_tasks: expected a whole number")

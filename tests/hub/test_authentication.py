@@ -37,11 +37,6 @@ class Tokens:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(start=1000)
-
-
-@pytest.fixture
 def gate(clock: ManualClock) -> Iterator[Gate]:
     with Gate(GUESSES, store=MemoryStore(clock=clock)) as gate:
         yield gate

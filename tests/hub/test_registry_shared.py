@@ -16,7 +16,7 @@ from tests.support.cluster import steady_cluster
 from tests.support.event_loop import take_turns, wait_until
 from tests.support.refusals import request_error
 from tests.support.registry import redis_registry, revocations
-from tests.support.valkey import ValkeyServer
+from tests.support.valkey import DURABLE, ValkeyServer
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def prefix() -> str:
 @pytest.fixture
 def server() -> Iterator[ValkeyServer]:
     """A server of its own, to be killed or stopped, that forgets nothing."""
-    with ValkeyServer("--appendonly", "yes", "--appendfsync", "always") as server:
+    with ValkeyServer(*DURABLE) as server:
         yield server
 
 

@@ -29,10 +29,11 @@ from headgate.hub.storage.database import DatabaseError
 from headgate.proto import envelope_pb2 as wire
 from tests.support.admin import LIMITS, ping
 from tests.support.agent_connections import read_close
+from tests.support.files import replace_file
 from tests.support.hub import VIEWER, agent_connection, hub_settings
 from tests.support.hub_process import ADMIN, HubProcess, hub_process
 from tests.support.ports import unused_port
-from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
+from tests.support.valkey import DURABLE, PATIENCE, ValkeyServer, wait_for
 
 pytestmark = pytest.mark.long
 
@@ -249,11 +250,6 @@ def test_sighup_reloads_the_policy(tmp_path: Path) -> None:
     file.write_text('[limits]\nlight = "2/minute"\n')
     with hub_process(tmp_path / "data", "--config", str(file)) as hub, hub.http() as admin:
 
-        def write(text: str) -> None:
-            """At once: the hub looks at the file by itself too, and must not find half of it."""
-            (tmp_path / "new").write_text(text)
-            (tmp_path / "new").replace(file)
-
         def light() -> Any:
             return admin.get(LIMITS).json()["defaults"]["ws"]["light"]
 
@@ -263,11 +259,11 @@ def test_sighup_reloads_the_policy(tmp_path: Path) -> None:
         assert light() == "2/minute"
         os.kill(hub.pid, signal.SIGHUP)  # of a file that is the same
         wait_for(lambda: logged("by=SIGHUP"), "the reload")
-        write("[limits")
+        replace_file(file, "[limits")
         os.kill(hub.pid, signal.SIGHUP)
         wait_for(lambda: logged("policy not reloaded, the old one stays in effect"), "the refusal")
         assert light() == "2/minute"
-        write('[limits]\nlight = "9/minute"\n')
+        replace_file(file, '[limits]\nlight = "9/minute"\n')
         os.kill(hub.pid, signal.SIGHUP)
         wait_for(lambda: light() == "9/minute", "the new policy")
         assert hub.stop() == 0
@@ -454,7 +450,7 @@ def test_no_token_is_ever_in_the_log(tmp_path: Path, form: str) -> None:
 @pytest.fixture(scope="module")
 def server() -> Iterator[ValkeyServer]:
     """A server of their own: it is killed."""
-    with ValkeyServer("--appendonly", "yes", "--appendfsync", "always") as server:
+    with ValkeyServer(*DURABLE) as server:
         yield server
 
 

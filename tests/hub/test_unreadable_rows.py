@@ -14,7 +14,7 @@ import pytest
 from headgate import Gate, MemoryStore, Policy
 from headgate.gate.changes import exemption, override
 from headgate.hub.agents.registry import Grant
-from tests.support.account_alerts import settled, shown, spend
+from tests.support.account_alerts import dashboard_alerts, spend, wait_until_idle
 from tests.support.hub import ADMIN, AgentConnection, HubServer, hub_server
 
 SIGNAL = {"type": "seen", "entity": "door", "weight": 1, "timestamp": 1}
@@ -240,8 +240,8 @@ def test_a_damaged_name_of_an_agent_stops_no_alert_of_an_account(tmp_path: Path)
                 hub.register("writer")
                 execute(tmp_path, "INSERT INTO agents VALUES ('bad' || char(10) || 'name', zeroblob(32), 1)")
             assert spend(hub, "8", "planner" if start == "first" else "writer")
-            settled(hub)
-            found = {alert["account"] for alert in shown(hub)}
+            wait_until_idle(hub)
+            found = {alert["account"] for alert in dashboard_alerts(hub)}
             assert found == ({"-/-/planner"} if start == "first" else {"-/-/planner", "-/-/writer"})
 
 

@@ -35,22 +35,10 @@ def raw(server: ValkeyServer) -> Iterator[Any]:
 
 
 @pytest.fixture
-def own() -> Iterator[ValkeyServer]:
-    """A server for one test, which may end it."""
-    with ValkeyServer() as server:
-        yield server
-
-
-@pytest.fixture
 def store(server: ValkeyServer) -> Iterator[RedisStore]:
     """A store on the server's clock."""
     with RedisStore(server.url, timeout=PATIENCE) as store:
         yield store
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(start=1000)
 
 
 @pytest.fixture

@@ -224,9 +224,11 @@ def test_each_key_once(still: RedisStore) -> None:
     assert still.hold([*asks(), other], 0, terms()).state == "open"
 
 
-def test_what_was_granted_without_the_server_is_booked_once(own: ValkeyServer, breaker_clock: ManualClock) -> None:
-    with RedisStore(own.url, on_failure_holds="open") as store:
-        own.kill()
+def test_what_was_granted_without_the_server_is_booked_once(
+    own_server: ValkeyServer, breaker_clock: ManualClock
+) -> None:
+    with RedisStore(own_server.url, on_failure_holds="open") as store:
+        own_server.kill()
         held = store.hold(asks(4), 0, terms())
         assert (held.state, held.decision.degraded, held.parts) == ("open", True, ())
         for ask in (store.read_hold, store.peek_each, store.read_usage):
@@ -237,7 +239,7 @@ def test_what_was_granted_without_the_server_is_booked_once(own: ValkeyServer, b
             }[ask]
             with pytest.raises(StoreAway):
                 ask(*arguments)
-        own.start()
+        own_server.start()
 
         def booked() -> bool:
             breaker_clock.advance(1)
@@ -254,10 +256,10 @@ def test_what_was_granted_without_the_server_is_booked_once(own: ValkeyServer, b
 
 @pytest.mark.parametrize("policy", ["open", "closed", "local"])
 def test_a_forced_hold_is_granted_without_the_server(
-    own: ValkeyServer, breaker_clock: ManualClock, policy: str
+    own_server: ValkeyServer, breaker_clock: ManualClock, policy: str
 ) -> None:
-    with RedisStore(own.url, on_failure_holds=policy) as store:
-        own.kill()
+    with RedisStore(own_server.url, on_failure_holds=policy) as store:
+        own_server.kill()
         held = store.hold(asks(1000), 0, terms(forced=True))
         assert (held.state, bool(held.decision), held.decision.degraded) == ("open", policy == "open", True)
         assert len(store._bookings) == 1

@@ -23,6 +23,6 @@ def spend(hub: HubServer, usd: str, agent: str = "planner") -> bool:
     return bool(hold)
 
 
-settled = partial(alerts.wait_until_idle, kind=KIND)
-compared = partial(alerts.wait_for_comparison, kind=KIND)
-shown = partial(alerts.dashboard_alerts, kind=KIND)
+wait_until_idle = partial(alerts.wait_until_idle, kind=KIND)
+wait_for_comparison = partial(alerts.wait_for_comparison, kind=KIND)
+dashboard_alerts = partial(alerts.dashboard_alerts, kind=KIND)

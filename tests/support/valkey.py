@@ -48,6 +48,10 @@ def other_server_programs() -> dict[str, str]:
     return found
 
 
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
+"""Options of a server that forgets nothing when it is killed."""
+
+
 class ValkeyServer:
     """A server on loopback that can be ended, restarted and held up."""
 
