@@ -490,12 +490,7 @@ def renewed(hold: Hold) -> Iterator[None]:
     """Wait until the lease was renewed in the block."""
     before = lease_end(hold)
     yield
-    done = threading.Event()
-    for _ in range(1000):
-        if lease_end(hold) > before:
-            return
-        done.wait(0.01)
-    pytest.fail("the lease was not renewed")
+    wait_for(lambda: lease_end(hold) > before, "the renewal")
 
 
 @pytest.mark.parametrize("hold_id", [None, "id"])

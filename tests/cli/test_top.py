@@ -1,6 +1,5 @@
 """`headgate top`: what it shows and what its keys do, by textual's own pilot."""
 
-import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -20,6 +19,7 @@ from headgate.cli.hub_api import HubApi
 from headgate.cli.poller import Poller
 from headgate.cli.top_accounts import AccountsScreen
 from headgate.cli.top_app import ConfirmScreen, HelpScreen, TopApp
+from tests.support import event_loop
 from tests.support.hub import ADMIN, VIEWER, HubServer, hub_server
 from tests.support.ports import unused_port
 from tests.support.scripted_server import scripted_server
@@ -403,9 +403,7 @@ async def test_quit_keys_end_top(shared: HubServer, key: str) -> None:
     app = view(shared)
     async with running_view(app) as pilot:
         await pilot.press(key)
-        async with asyncio.timeout(PATIENCE):
-            while app.return_value is None:  # noqa: ASYNC110 - a view that ends tells nobody
-                await asyncio.sleep(0.005)
+        await event_loop.wait_until(lambda: app.return_value is not None, "the end of the view")
     assert (app.return_value, app.return_code) == (0, 0)
 
 

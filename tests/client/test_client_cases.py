@@ -10,8 +10,8 @@ import pytest
 from headgate import ManualClock
 from headgate.client import Denial, Disconnected, Refused, Unsent
 from tests.support.case_server import CASES, ScriptedCase, case_server
-from tests.support.event_loop import run
-from tests.support.hub_clients import Kind, RelayKind, both_clients, holds_for_turns
+from tests.support.event_loop import holds_for_turns, run
+from tests.support.hub_clients import Kind, RelayKind, both_clients
 from tests.support.valkey import PATIENCE
 
 pytestmark = [pytest.mark.long, pytest.mark.once]

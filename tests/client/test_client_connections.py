@@ -25,7 +25,7 @@ from headgate.client import Disconnected, HubClient, QueueFull, Refused, RelayCl
 from headgate.client.backoff import ReconnectBackoff, asked_wait
 from headgate.hub.sockets.socket import Socket
 from headgate.proto import envelope_pb2 as wire
-from tests.support.event_loop import run, wait_until
+from tests.support.event_loop import holds_for_turns, run, wait_until
 from tests.support.hub import HubServer, hub_server
 from tests.support.hub_clients import (
     Denials,
@@ -34,7 +34,6 @@ from tests.support.hub_clients import (
     advance_until_done,
     both_clients,
     check_reconnects_when_told,
-    holds_for_turns,
     relay_client,
     take,
     with_hub,

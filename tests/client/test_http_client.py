@@ -17,7 +17,7 @@ from headgate import HeadgateError, InvalidInput, ManualClock, parse
 from headgate.client import http
 from headgate.client.http import AsyncObeyingTransport, ObeyingTransport, TooLong, WaitNotice
 from tests.support.asgi_server import app_server
-from tests.support.event_loop import run, wait_until
+from tests.support.event_loop import holds_for_turns, run, wait_until
 from tests.support.obeying_transports import (
     AsyncCountingTransport,
     Receive,
@@ -128,8 +128,7 @@ def test_requests_wait_first_come_first_served_and_notices_are_sent() -> None:
                 if number == 2:
                     tasks[3].cancel()
                 clock.advance(1.999999)
-                await asyncio.sleep(0.01)  # time enough to be early
-                assert len(server.paths) == number + 1
+                assert await holds_for_turns(lambda number=number: len(server.paths) == number + 1)  # type: ignore[misc]
                 clock.advance(0.000001)
                 await asyncio.wait(tasks[number:], return_when=asyncio.FIRST_COMPLETED)
                 await tasks[number]

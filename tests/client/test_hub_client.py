@@ -8,9 +8,9 @@ import pytest
 from headgate import InvalidInput, Policy
 from headgate.client import HubClient, Refused, Warned
 from headgate.client.hub import TierLimit
-from tests.support.event_loop import wait_until
+from tests.support.event_loop import holds_for_turns, wait_until
 from tests.support.hub import HubServer
-from tests.support.hub_clients import Denials, advance_until_done, holds_for_turns, hub_client, with_hub
+from tests.support.hub_clients import Denials, advance_until_done, hub_client, with_hub
 
 pytestmark = pytest.mark.once
 SECOND = 1_000_000

@@ -8,14 +8,13 @@ import pytest
 
 from headgate.client import Denial, QueueFull, Refused, Unsent
 from headgate.client.outbox import PacedLimit
-from tests.support.event_loop import run, wait_until
+from tests.support.event_loop import holds_for_turns, run, wait_until
 from tests.support.hub import HubServer, hub_server
 from tests.support.hub_clients import (
     Denials,
     Kind,
     advance_until_done,
     both_clients,
-    holds_for_turns,
     relay_client,
     take,
     with_hub,

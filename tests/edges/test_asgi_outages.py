@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -13,6 +14,7 @@ from headgate import Limiter, ManualClock, MemoryStore, RedisStore
 from headgate.edges.asgi import Message, RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.websocket import WebSocketLimits
 from tests.support.event_loop import wait_until
+from tests.support.redis_store import ask_until_answered
 from tests.support.valkey import PATIENCE, ValkeyServer
 
 pytestmark = pytest.mark.once
@@ -38,9 +40,7 @@ class Outage:
 
     async def end(self) -> None:
         self._server.signal(signal.SIGCONT)
-        async with asyncio.timeout(PATIENCE):
-            while (await self.on(self.store).apeek("10.0.0.1")).degraded:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await ask_until_answered(partial(self.on(self.store).apeek, "10.0.0.1"))
 
     async def remaining(self) -> int:
         """What is left on the server."""

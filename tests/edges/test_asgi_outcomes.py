@@ -17,6 +17,7 @@ from starlette.routing import Route
 from headgate import Limiter, ManualClock
 from headgate.edges.asgi import App, RateLimitMiddleware, Receive, Scope, Send
 from tests.support.asgi_server import app_server
+from tests.support.event_loop import wait_until
 from tests.support.greeting_app import greeting_app, greeting_server, maybe_async, memory_limiter, remaining
 from tests.support.valkey import PATIENCE, wait_for
 
@@ -74,16 +75,13 @@ def test_where_only_failures_count_requests_in_flight_are_bounded() -> None:
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
         entered.append(scope["path"])
-        while not go_on.is_set():  # noqa: ASYNC110 - set by another thread
-            await asyncio.sleep(0.001)
+        await wait_until(go_on.is_set, "the end of the other requests")
         await greeting_app(scope, receive, send)
 
     async def many(url: str) -> list[int]:
         async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, limits=httpx.Limits(max_connections=40)) as client:
             tasks = [asyncio.ensure_future(client.get("/200" if n % 2 else "/401")) for n in range(40)]
-            async with asyncio.timeout(PATIENCE):
-                while sum(task.done() for task in tasks) < 35:  # noqa: ASYNC110
-                    await asyncio.sleep(0.001)
+            await wait_until(lambda: sum(task.done() for task in tasks) == 35, "the denials")
             go_on.set()
             return [(await task).status_code for task in tasks]
 

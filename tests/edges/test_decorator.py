@@ -14,6 +14,7 @@ from flask import Flask
 from headgate import HeadgateError, InvalidInput, Limiter, ManualClock, MemoryStore, RateLimited
 from headgate.edges import limit_function
 from headgate.edges.decorator import rate_limited, too_many_requests
+from tests.support.event_loop import wait_until
 from tests.support.valkey import wait_for
 
 pytestmark = pytest.mark.once
@@ -234,8 +235,7 @@ async def test_tasks_wait_for_their_turn(limiter: Limiter, clock: ManualClock) -
         return agent
 
     async def joined() -> None:
-        while not limiter.waiting("bob"):  # noqa: ASYNC110 - nobody says so
-            await asyncio.sleep(0)
+        await wait_until(lambda: limiter.waiting("bob"), "the call to wait")
 
     for _ in range(5):
         await send("bob")

@@ -152,7 +152,7 @@ async def test_f1_a_hold_waits_until_its_enforced_wait_is_over() -> None:
     await line.first.asettle()
     waiting = await line.wait()
     line.clock.advance(0.75)
-    await asyncio.sleep(0)
+    await wait_until(lambda: line.clock._alarms, "the hold to look again")
     assert not waiting.done()
     line.clock.advance(0.25)
     assert (await asyncio.wait_for(waiting, 10)).state == "open"
@@ -274,7 +274,7 @@ async def test_f1_a_hold_whose_agent_moves_waits_no_longer_than_its_timeout(thre
     clock.advance(LATER)
     await wait_until(lambda: "globex" in gate._hold_queues._groups, "the hold to wait for the other account")
     clock.advance(1 - 2 * LATER)
-    await asyncio.sleep(0.01)
+    await wait_until(lambda: clock._alarms, "the hold to look again")
     assert not waiting.done()
     clock.advance(LATER)
     assert not await asyncio.wait_for(waiting, 10)
@@ -302,15 +302,21 @@ def unanswered(redis_server: ValkeyServer) -> Iterator[tuple[Gate, ManualClock]]
         yield Gate(policy, store=store), clock
 
 
+async def unanswered_hold(gate: Gate, clock: ManualClock, thread: bool = False) -> asyncio.Future[AccountHold]:
+    """A hold that the server has made, and whose caller waits since it knows nothing of that."""
+    waiting = in_line(gate, thread, {}, timeout=30)
+    await wait_until(lambda: clock._alarms, "the hold to wait")
+    assert gate.list_holds("acme")
+    return waiting
+
+
 @pytest.mark.parametrize("thread", [False, True], ids=["task", "thread"])
 @pytest.mark.parametrize("change", ["block", "move"])
 async def test_f1_a_hold_that_a_server_may_have_made_is_given_back_whatever_denies_it_later(
     unanswered: tuple[Gate, ManualClock], change: str, thread: bool
 ) -> None:
     gate, clock = unanswered
-    waiting = in_line(gate, thread, {}, timeout=30)
-    await wait_until(lambda: gate.list_holds("acme"), "the hold")
-    await wait_until(lambda: "acme" in gate._hold_queues._groups, "it to wait")
+    waiting = await unanswered_hold(gate, clock, thread)
     if change == "block":
         gate.block("planner")
     else:
@@ -323,10 +329,8 @@ async def test_f1_a_hold_that_a_server_may_have_made_is_given_back_whatever_deni
 async def test_f1_a_hold_that_a_server_may_have_made_is_given_back_if_its_caller_gives_up(
     unanswered: tuple[Gate, ManualClock],
 ) -> None:
-    gate, _ = unanswered
-    waiting = in_line(gate, False, {}, timeout=30)
-    await wait_until(lambda: gate.list_holds("acme"), "the hold")
-    await asyncio.sleep(0.01)
+    gate, clock = unanswered
+    waiting = await unanswered_hold(gate, clock)
     waiting.cancel()
     await asyncio.wait((waiting,))
     assert gate.list_holds("acme") == []
@@ -337,15 +341,14 @@ async def test_f1_a_hold_that_a_server_makes_late_is_given_back_though_it_was_de
 ) -> None:
     """What it is sent before it hangs may come after what it is sent later, on another connection."""
     gate, clock = unanswered
-    waiting = in_line(gate, False, {}, timeout=30)
-    await wait_until(lambda: gate.list_holds("acme"), "the hold")
+    waiting = await unanswered_hold(gate, clock)
     (late,) = gate.list_holds("acme")
     gate.find_hold("planner", late.id).cancel()
     gate.store.reset()  # type: ignore[attr-defined]
     first = gate.hold("planner", {})
     asked = gate._hold_templates().attempt(("planner", {}, None, None, None, late.id, 0, 3600))
     clock.advance(LATER)
-    await asyncio.sleep(0.05)
+    await wait_until(lambda: clock._alarms, "the hold to look again")
     assert not waiting.done()
     first.cancel()
     gate.block("planner")

@@ -6,7 +6,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from fractions import Fraction
 from typing import Any
@@ -20,7 +20,7 @@ from headgate.stores.base import Ask, Verb
 from headgate.stores.redis import RedisStore, batching
 from headgate.stores.redis.fallback import CircuitBreaker
 from tests.support.ports import unused_port
-from tests.support.redis_store import POLICIES, SLACK, TIMEOUT, ProcessTime
+from tests.support.redis_store import POLICIES, SLACK, TIMEOUT, ProcessTime, ask_until_answered
 from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 LIMIT = per_day(200)  # a token every seven minutes: none while a test runs
@@ -79,17 +79,6 @@ def test_a_server_that_resets_connections_is_away(resetting: int, loop: Callable
         assert runner.run(ask()) == [True] * 200
 
 
-async def answered(ask: Callable[[], Awaitable[Decision]], clock: ManualClock | None = None) -> Decision:
-    """Ask until the server answers: a machine under load may be too slow for a short timeout."""
-    deadline = time.monotonic() + PATIENCE
-    while (decision := await ask()).degraded:
-        assert time.monotonic() < deadline
-        if clock is not None:
-            clock.advance(1)
-        await asyncio.sleep(0.01)
-    return decision
-
-
 async def test_few_wait_for_a_server_that_hangs(kind: str, breaker_clock: ManualClock) -> None:
     """The first waits for the whole timeout, then one every 0.4 s. The others are decided at once; nothing is sent."""
     with ValkeyServer() as server, ProcessTime() as took:
@@ -105,7 +94,7 @@ async def test_few_wait_for_a_server_that_hangs(kind: str, breaker_clock: Manual
                 assert all(decision.degraded and not decision for decision in decisions)
                 return store.traffic.round_trips - before
 
-            await answered(check, breaker_clock)
+            await ask_until_answered(check, breaker_clock)
             server.signal(signal.SIGSTOP)
             began = time.monotonic()
             assert await calls_for(1) == 1
@@ -133,18 +122,18 @@ async def test_a_request_whose_answer_was_lost_is_charged_once(kind: str, policy
         async def peek() -> Decision:
             return limiter.peek("a") if kind == "threads" else await limiter.apeek("a")
 
-        assert (await answered(peek)).remaining == 200  # it is connected
+        assert (await ask_until_answered(peek)).remaining == 200  # it is connected
         server.signal(signal.SIGSTOP)
         began = time.monotonic()
         assert (await ask("r1")).degraded
         assert time.monotonic() - began > TIMEOUT * 0.9
         server.signal(signal.SIGCONT)
-        decision = await answered(lambda: ask("r1"))
+        decision = await ask_until_answered(lambda: ask("r1"))
         assert decision
         assert decision.remaining == 199
-        assert (await answered(lambda: ask("r1"))).remaining == 199
-        assert (await answered(peek)).remaining == 199
-        assert (await answered(lambda: ask("r2"))).remaining == 198
+        assert (await ask_until_answered(lambda: ask("r1"))).remaining == 199
+        assert (await ask_until_answered(peek)).remaining == 199
+        assert (await ask_until_answered(lambda: ask("r2"))).remaining == 198
         await store.aclose()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from headgate import AllOf, Limit, Limiter, ManualClock, SlidingWindow, per_day
 from headgate.stores.redis import RedisStore
 from tests.support.fault_trial import CAPACITY, HOT, IMPATIENT, LIMIT, SPENT, WORKERS, fault_trial
-from tests.support.redis_store import BACK, POLICIES
+from tests.support.redis_store import BACK, POLICIES, ask_until_answered
 from tests.support.threads import run_together
 from tests.support.valkey import DURABLE, PATIENCE, ValkeyServer, wait_for
 
@@ -213,8 +214,7 @@ async def test_an_event_loop_keeps_its_renewed_client(own_server: ValkeyServer) 
         client.replicaof("127.0.0.1", other.port)
         assert (await limiter.acheck(HOT)).degraded
         client.replicaof("NO", "ONE")
-        while (await limiter.acheck(HOT)).degraded:  # noqa: ASYNC110 - there is nothing else to wait for
-            await asyncio.sleep(0.01)
+        await ask_until_answered(partial(limiter.acheck, HOT))
         before = client.info("stats")["total_connections_received"]
         for _ in range(20):
             assert not (await limiter.acheck(HOT)).degraded

@@ -37,3 +37,12 @@ async def take_turns(count: int) -> None:
     """Let the loop take so many turns."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+async def holds_for_turns(condition: Callable[[], object], turns: int = 60) -> bool:
+    """Whether something still holds after several turns of the loop."""
+    for _ in range(turns):
+        if not condition():
+            return False
+        await asyncio.sleep(0.0005)
+    return True

@@ -13,7 +13,7 @@ import pytest
 
 from headgate import ManualClock, Policy
 from headgate.client import Denial, HubClient, RelayClient, RelayMessage
-from tests.support.event_loop import run, wait_until
+from tests.support.event_loop import holds_for_turns, run, wait_until
 from tests.support.hub import HubServer, hub_server
 
 T = TypeVar("T")
@@ -137,15 +137,6 @@ async def advance_until_done(clock: ManualClock, client: RelayClient | HubClient
 
     await wait_until(moved, "the work")
     return await task
-
-
-async def holds_for_turns(condition: Callable[[], object], turns: int = 60) -> bool:
-    """Whether something still holds after several turns of the loop."""
-    for _ in range(turns):
-        if not condition():
-            return False
-        await asyncio.sleep(0.0005)
-    return True
 
 
 async def check_reconnects_when_told(
