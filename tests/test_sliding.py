@@ -378,12 +378,12 @@ async def test_c3_memory_says_what_the_server_says(server: ValkeyServer, seed: i
         with server.client() as client:
             for _ in range(400):
                 verb, arguments = step()
-                _expire(client, prefix, clock.now())
+                expire_keys(client, prefix, clock.now())
                 results = [await getattr(limiter, verb)(*arguments) for limiter in limiters]
                 assert results[0] == results[1], (verb, arguments)
 
 
-def _expire(client: Any, prefix: str, now: int) -> None:
+def expire_keys(client: Any, prefix: str, now: int) -> None:
     """Drop what the server would have dropped by itself if its clock were the test's."""
     for key in client.keys(f"{prefix}*"):
         if int(client.lindex(key, 0)) + int(client.lindex(key, -2)) <= now:
@@ -404,10 +404,10 @@ def test_c3_memory_by_its_url() -> None:
 
 @pytest.mark.usefixtures("_switching")
 def test_c4_memory_is_exact_under_threads() -> None:
-    assert [_passed_of_a_burst() for _ in range(20)] == [150] * 20
+    assert [passed_of_a_burst() for _ in range(20)] == [150] * 20
 
 
-def _passed_of_a_burst() -> int:
+def passed_of_a_burst() -> int:
     """How many pass at a limit of 150 when 8 threads, started together, make 50 checks each."""
     limiter = RateLimiter(MemoryStore(), RateLimitSettings(default_limit=150))
 

@@ -345,7 +345,7 @@ def test_an_interrupted_acquire_leaves_the_others_in_their_queues() -> None:
     assert waiter.result()
 
 
-class Place:
+class WakeCountingPlace:
     """A place in a queue that counts how often it is woken."""
 
     loop = None
@@ -359,10 +359,10 @@ class Place:
 
 def test_a_finalizer_may_leave_a_queue_in_the_middle_of_anything() -> None:
     """As that of a task does which nobody keeps, wherever the garbage collector finds it."""
-    here, gone = Place(), Place()
+    here, gone = WakeCountingPlace(), WakeCountingPlace()
     verbs: dict[str, Callable[[WaitQueues], object]] = {
-        "join": lambda queues: queues.join("new", Place(), ("group",)),
-        "join the same": lambda queues: queues.join("gone", Place(), ("group",)),
+        "join": lambda queues: queues.join("new", WakeCountingPlace(), ("group",)),
+        "join the same": lambda queues: queues.join("gone", WakeCountingPlace(), ("group",)),
         "leave": lambda queues: queues.leave("here", here),
         "leave the same": lambda queues: queues.leave("gone", gone),
         "wake": lambda queues: queues.wake("gone"),
@@ -386,7 +386,7 @@ def test_a_finalizer_may_leave_a_queue_in_the_middle_of_anything() -> None:
 
 
 def test_the_queues_of_a_group_are_woken_in_turns() -> None:
-    queues, places = WaitQueues(), [Place() for _ in range(9)]
+    queues, places = WaitQueues(), [WakeCountingPlace() for _ in range(9)]
     for number, place in enumerate(places):
         queues.join(str(number), place, ("group",))
     queues.wake_group("group")
@@ -396,8 +396,8 @@ def test_the_queues_of_a_group_are_woken_in_turns() -> None:
 
 
 def test_a_queue_that_was_served_is_the_last_of_its_group_to_be_woken() -> None:
-    queues, places = WaitQueues(), [Place() for _ in range(9)]
-    served = Place()
+    queues, places = WaitQueues(), [WakeCountingPlace() for _ in range(9)]
+    served = WakeCountingPlace()
     queues.join("0", served, ("group",))
     for number, place in enumerate(places):
         queues.join(str(number), place, ("group",))

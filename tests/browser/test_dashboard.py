@@ -35,12 +35,12 @@ def test_b7_a_card_is_green_below_half_yellow_to_four_fifths_and_red_above(visit
             shown = meter.locator("div").evaluate("node => getComputedStyle(node).backgroundColor")
             assert colours.setdefault(level, shown) == shown
         assert len(set(colours.values())) == 3
-        assert dominant(colours["green"]) == "green"
-        assert dominant(colours["yellow"]) == "red and green"
-        assert dominant(colours["red"]) == "red"
+        assert dominant_channels(colours["green"]) == "green"
+        assert dominant_channels(colours["yellow"]) == "red and green"
+        assert dominant_channels(colours["red"]) == "red"
 
 
-def dominant(colour: str) -> str:
+def dominant_channels(colour: str) -> str:
     """Which parts of a colour stand out."""
     red, green, blue = map(int, re.findall(r"\d+", colour)[:3])
     most = max(red, green, blue)

@@ -23,7 +23,7 @@ AT_HOME = {"exempt": ["127.0.0.1"]}  # many agents come from one address here
 
 
 @pytest.fixture(scope="module")
-def busy() -> Iterator[HubServer]:
+def busy_hub() -> Iterator[HubServer]:
     """A hub at which a lot has gone on for a quarter of an hour."""
     chance = random.Random(7)
     ordinary = {"writer": 4, "reviewer": 3, "indexer": 5, "translator": 2, "summariser": 3, "archivist": 1}
@@ -62,7 +62,7 @@ LOOKS: dict[str, dict[str, Any]] = {
 PICTURES = {"dashboard", "dashboard-dark-table", "dashboard-agent", "dashboard-phone"}
 
 
-def picture(page: Page, name: str) -> None:
+def take_screenshot(page: Page, name: str) -> None:
     """A picture for the docs, if the environment asks for it and they show this one."""
     if os.environ.get("HEADGATE_SCREENSHOTS") and name in PICTURES:
         page.screenshot(path=IMAGES / f"{name}.png", animations="disabled")
@@ -70,16 +70,16 @@ def picture(page: Page, name: str) -> None:
 
 @pytest.mark.parametrize("name", LOOKS)
 def test_b7_the_dashboard_is_accessible(
-    visitors: Visitors, busy: HubServer, axe: Callable[[Page], list[str]], name: str
+    visitors: Visitors, busy_hub: HubServer, axe: Callable[[Page], list[str]], name: str
 ) -> None:
-    page = visitors.come(busy, ADMIN, **LOOKS[name])
+    page = visitors.come(busy_hub, ADMIN, **LOOKS[name])
     expect(page.locator("#agents > li")).to_have_count(15)
     assert page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches") == name.endswith("dark")
-    picture(page, name)
+    take_screenshot(page, name)
     assert axe(page) == []
     page.get_by_role("button", name="Table").click()
     expect(page.locator("#rows > .tr")).to_have_count(15)
-    picture(page, f"{name}-table")
+    take_screenshot(page, f"{name}-table")
     if page.get_by_role("button", name="More").is_visible():
         page.get_by_role("button", name="More").click()
     page.get_by_text("As a table").click()
@@ -87,7 +87,7 @@ def test_b7_the_dashboard_is_accessible(
     assert axe(page) == []
     page.locator("#alerts").get_by_role("link", name="crawler").click()
     shown = shown_page(page, "crawler")
-    picture(page, f"{name}-agent")
+    take_screenshot(page, f"{name}-agent")
     shown.get_by_role("button", name="Block").click()
     assert axe(page) == []
 
@@ -193,7 +193,7 @@ def test_b7_light_and_dark_are_as_the_system_says_unless_somebody_chooses(visito
         assert page.evaluate(ground) == light
 
 
-class Below(HubServer):
+class HubBelowPath(HubServer):
     """A hub below a path, as a proxy may put it there."""
 
     def mount(self, hub: Hub) -> Any:
@@ -207,7 +207,7 @@ class Below(HubServer):
 
 
 def test_b7_it_works_below_a_path(visitors: Visitors) -> None:
-    hub = Below(hub_settings())
+    hub = HubBelowPath(hub_settings())
     try:
         hub.run(hub.hub.gate.aadd_exemption("planner"))
         page = visitors.come(hub, ADMIN, path="/gate/dashboard")

@@ -21,7 +21,7 @@ CROWD = '[addresses]\nexempt = ["127.0.0.1"]\n[limits]\nlight = "20/day"\n'
 PATIENT = ("--identify-within", str(PATIENCE))
 
 
-def link(hub: HubProcess) -> str:
+def printed_link(hub: HubProcess) -> str:
     """The link that was printed."""
     wait_for(lambda: "dashboard:" in "".join(hub.out), "the link")
     found = re.search(r"dashboard: (http://\S+)", "".join(hub.out))
@@ -30,7 +30,7 @@ def link(hub: HubProcess) -> str:
 
 
 @contextmanager
-def load(hub: HubProcess, agents: list[str]) -> Iterator[None]:
+def ping_load(hub: HubProcess, agents: list[str]) -> Iterator[None]:
     """Agents that send one ping after the other, until the block ends."""
     over = threading.Event()
 
@@ -65,7 +65,7 @@ def checks(page: Page) -> int:
 
 def test_b7_the_link_that_is_printed_opens_it_signed_in(visitors: Visitors, tmp_path: Path) -> None:
     with hub_process(tmp_path / "data", *PATIENT) as hub, agent_connection(hub, "planner", hub.register("planner")):
-        where, _, token = link(hub).partition("#token=")
+        where, _, token = printed_link(hub).partition("#token=")
         assert where == f"http://{hub}/dashboard"
         page = visitors.come(hub, token)
         expect(card(page, "planner")).to_be_visible()
@@ -87,7 +87,7 @@ def test_b7_it_comes_back_after_a_restart_of_the_hub(visitors: Visitors, tmp_pat
             with hub.http() as http:
                 http.put("/api/admin/rate-limits/planner", json={"light": "100/day"}).raise_for_status()
             page = visitors.come(hub, ADMIN)
-            by_link = visitors.come(hub, link(hub).partition("#token=")[2])
+            by_link = visitors.come(hub, printed_link(hub).partition("#token=")[2])
             with (
                 agent_connection(hub, "planner", token) as planner,
                 agent_connection(hub, "gone", hub.register("gone")),
@@ -140,7 +140,7 @@ def test_b7_it_keeps_up_with_a_hub_under_load(visitors: Visitors, tmp_path: Path
     ):
         page = visitors.come(hub, ADMIN)
         expect(page.get_by_role("heading", name="No agents yet")).to_be_visible()
-        with load(hub, agents):
+        with ping_load(hub, agents):
             expect(page.locator("#agents > li")).to_have_count(40)
             wait_for(lambda: checks(page) > 2000 and figure(page, "rate") > 0, "two thousand checks")
             expect(card(page, "agent-39").get_by_text("rate limited")).to_be_visible()

@@ -289,7 +289,7 @@ def test_a_server_that_is_away_decides_nothing(check: Command, caplog: pytest.Lo
 
 
 @contextmanager
-def cut_off(server: ValkeyServer, at: bytes) -> Iterator[str]:
+def cutting_proxy(server: ValkeyServer, at: bytes) -> Iterator[str]:
     """The URL of a server whose connections end for good as soon as somebody says something to it."""
     ended = threading.Event()
 
@@ -333,7 +333,7 @@ def cut_off(server: ValkeyServer, at: bytes) -> Iterator[str]:
 
 
 def test_a_server_that_goes_away_in_the_middle_decides_nothing(check: Command, redis_server: ValkeyServer) -> None:
-    with cut_off(redis_server, b"a-key-to-stop-at") as url:
+    with cutting_proxy(redis_server, b"a-key-to-stop-at") as url:
         told = check("a-key-to-stop-at", "--limit", "1/s", "--store", url)
         assert told == (3, "", "headgate check: undecided: the server went away before the decision\n")
 

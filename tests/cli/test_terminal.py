@@ -102,7 +102,7 @@ ALERT_COLUMNS = [
 ]  # fmt: skip
 
 
-def at_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def set_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "dumb")  # no colours
     monkeypatch.setattr(sys, "stdout", Screen())
@@ -113,7 +113,7 @@ def at_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_table_fits_every_terminal_and_loses_nothing(
     titles: Sequence[Column], rows: list[list[str | Cell]], columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_width(columns, monkeypatch)
+    set_width(columns, monkeypatch)
     text = table_text(titles, rows)
     assert max(map(len, text.splitlines())) <= columns
     values = [(column, str(value)) for row in rows for column, value in zip(titles, row, strict=True)]
@@ -122,13 +122,13 @@ def test_a_table_fits_every_terminal_and_loses_nothing(
 
 
 def test_a_table_wraps_moves_together_and_becomes_blocks_on_narrower_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_width(120, monkeypatch)
+    set_width(120, monkeypatch)
     assert table_text(COLUMNS, BUDGETS) == (
         "account              plan  resource  limit                        spent  held    left  used  resets\n"
         "acme                 pro   usd       500 usd/calendar month       12.49  0.30  487.21    2%    12 d\n"
         "acme/search/planner        tokens    1000000 tokens/calendar day    830     0  999170    0%     4 h"
     )
-    at_width(80, monkeypatch)
+    set_width(80, monkeypatch)
     assert table_text(COLUMNS, BUDGETS) == (
         "account        plan  resource  limit           spent  held    left  used  resets\n"
         "acme           pro   usd       500 usd/        12.49  0.30  487.21    2%    12 d\n"
@@ -137,7 +137,7 @@ def test_a_table_wraps_moves_together_and_becomes_blocks_on_narrower_terminals(m
         "planner                        tokens/\n"
         "                               calendar day"
     )
-    at_width(60, monkeypatch)
+    set_width(60, monkeypatch)
     assert table_text(COLUMNS, BUDGETS) == (
         "account plan resource limit    spent held   left used resets\n"
         "acme    pro  usd      500 usd/ 12.49 0.30 487.21   2%   12 d\n"
@@ -148,7 +148,7 @@ def test_a_table_wraps_moves_together_and_becomes_blocks_on_narrower_terminals(m
         "planner               calendar\n"
         "                      day"
     )
-    at_width(59, monkeypatch)
+    set_width(59, monkeypatch)
     block = (
         "account   acme/search/planner\n"
         "resource  tokens\n"
@@ -172,12 +172,12 @@ def hub() -> Iterator[HubServer]:
         yield hub
 
 
-def here(hub: HubServer) -> dict[str, str]:
+def set_hub(hub: HubServer) -> dict[str, str]:
     return {"HEADGATE_HUB": f"http://{hub}", "HEADGATE_ADMIN_TOKEN": ADMIN, "no_proxy": "127.0.0.1"}
 
 
 def test_on_a_terminal_the_usage_has_its_colour_and_the_rows_fit(hub: HubServer) -> None:
-    text = run_on_terminal("agents", columns=80, more=here(hub))
+    text = run_on_terminal("agents", columns=80, more=set_hub(hub))
     lines = text.splitlines()
     head, rows = lines[0], {line.split()[0]: line for line in lines[1:]}
     assert head.replace("\x1b[1m", "").replace("\x1b[0m", "").split() == TITLES
@@ -195,20 +195,20 @@ def test_on_a_terminal_the_usage_has_its_colour_and_the_rows_fit(hub: HubServer)
 
 @pytest.mark.parametrize("more", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=["NO_COLOR", "dumb"])
 def test_colours_can_be_refused(hub: HubServer, more: dict[str, str]) -> None:
-    text = run_on_terminal("agents", columns=80, more=here(hub) | more)
+    text = run_on_terminal("agents", columns=80, more=set_hub(hub) | more)
     assert "\x1b" not in text
     assert "a…" in text
 
 
 def test_in_a_pipe_nothing_is_coloured_or_cut(hub: HubServer) -> None:
-    result = run_command("agents", more=here(hub))
+    result = run_command("agents", more=set_hub(hub))
     assert (result.returncode, result.stderr) == (0, "")
     assert "\x1b" not in result.stdout
     assert LONG in result.stdout
 
 
 def test_a_terminal_that_cannot_show_a_name_is_shown_its_code(hub: HubServer) -> None:
-    result = run_command("agents", more=here(hub) | {"PYTHONIOENCODING": "ascii"})
+    result = run_command("agents", more=set_hub(hub) | {"PYTHONIOENCODING": "ascii"})
     assert (result.returncode, result.stderr) == (0, "")
     assert "\\u6f22\\u5b57" in result.stdout
 
@@ -217,7 +217,7 @@ def test_a_denial_keeps_its_exit_code_when_nobody_reads_it(hub: HubServer) -> No
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        result = run_command("check", "x", "--tier", "light", "--cost", "11", more=here(hub), stdout=writer)
+        result = run_command("check", "x", "--tier", "light", "--cost", "11", more=set_hub(hub), stdout=writer)
     finally:
         os.close(writer)
     assert (result.returncode, result.stderr) == (1, "")
@@ -237,7 +237,7 @@ def test_a_wait_at_a_terminal_is_explained() -> None:
 def test_short_work_shows_only_its_result(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert terminal._SOON == 1.0
     monkeypatch.setattr(terminal, "_SOON", PATIENCE)  # whatever takes less is short, on a slow machine too
-    for name, value in (here(hub) | {"TERM": "xterm"}).items():
+    for name, value in (set_hub(hub) | {"TERM": "xterm"}).items():
         monkeypatch.setenv(name, value)
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, Screen())

@@ -33,7 +33,7 @@ SPENT = {"planner": 12, "writer": 13, "half": 5, "low": 4, "most": 8, "[red]x[/r
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[HubServer]:
+def shared_hub() -> Iterator[HubServer]:
     """A hub that tests only look at."""
     with busy_hub() as hub:
         yield hub
@@ -63,7 +63,7 @@ def names(app: TopApp) -> list[str]:
     return [row[1] for row in table(app)]
 
 
-def head(app: TopApp) -> str:
+def header_text(app: TopApp) -> str:
     shown = app.screen_stack[0].query_one("#head", Static).content
     assert isinstance(shown, Text)
     return shown.plain
@@ -73,7 +73,7 @@ async def wait_until(condition: Callable[[], object], pilot: Pilot[Any]) -> None
     """Let the view work until something holds."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, (head(pilot.app), table(pilot.app))  # type: ignore[arg-type]
+        assert time.monotonic() < deadline, (header_text(pilot.app), table(pilot.app))  # type: ignore[arg-type]
         await pilot.pause(0.005)
 
 
@@ -100,8 +100,8 @@ async def running_view(app: TopApp) -> AsyncIterator[Pilot[int]]:
 # What it shows --------------------------------------------------------------------------------------------------------
 
 
-async def test_b7_each_agent_is_a_row_with_the_bucket_nearest_to_its_limit(shared: HubServer) -> None:
-    app = view(shared, VIEWER)
+async def test_b7_each_agent_is_a_row_with_the_bucket_nearest_to_its_limit(shared_hub: HubServer) -> None:
+    app = view(shared_hub, VIEWER)
     async with running_view(app):
         assert table(app) == [
             ["○", "planner", "██████████ 100%", "0/10", "http light", "2", "2", "2s", ""],
@@ -121,15 +121,15 @@ async def test_b7_each_agent_is_a_row_with_the_bucket_nearest_to_its_limit(share
         }  # fmt: skip
 
 
-async def test_b7_the_summary_stands_above(shared: HubServer) -> None:
-    app = view(shared)
-    with shared.http(VIEWER) as viewer:
+async def test_b7_the_summary_stands_above(shared_hub: HubServer) -> None:
+    app = view(shared_hub)
+    with shared_hub.http(VIEWER) as viewer:
         summary = viewer.get("/api/dashboard/state").json()["summary"]
 
     share = summary["denied_share"]
     async with running_view(app):
-        assert head(app).splitlines() == [
-            f"headgate top http://{shared}  live  7 of 7 agents",
+        assert header_text(app).splitlines() == [
+            f"headgate top http://{shared_hub}  live  7 of 7 agents",
             f"{summary['checks_per_second']:,.1f} checks/s, {share:.1%} denied; 1 exempt; 0 blocked; store: memory",
             "2 violations in the last hour: planner 2; open alerts: 0",
         ]
@@ -146,7 +146,7 @@ async def test_b2_open_alerts_blocked_agents_and_denied_addresses_stand_above() 
         assert [anybody.get("/api/agents").status_code for _ in range(3)] == [200, 429, 429]
         app = view(hub)
         async with running_view(app):
-            assert head(app).splitlines()[1:] == [
+            assert header_text(app).splitlines()[1:] == [
                 "0.0 checks/s, 0.0% denied; 0 exempt; 1 blocked; store: memory",
                 "10 violations in the last hour: writer 10; open alerts: 1",
                 "2 denials by address in the last hour: 127.0.0.1 request 2",
@@ -165,10 +165,10 @@ async def test_changes_are_shown_live() -> None:
             await wait_until(lambda: "monitor" not in names(app), pilot)
 
 
-async def test_in_a_large_terminal_long_names_have_room_and_in_a_small_one_all_columns(shared: HubServer) -> None:
+async def test_in_a_large_terminal_long_names_have_room_and_in_a_small_one_all_columns(shared_hub: HubServer) -> None:
     long = "漢" * 60
-    shared.run(shared.hub.stats.check(long, "ws", "heavy"))
-    app = view(shared)
+    shared_hub.run(shared_hub.hub.stats.check(long, "ws", "heavy"))
+    app = view(shared_hub)
 
     def shown() -> str:
         return next(name for name in names(app) if name.startswith("漢"))
@@ -179,9 +179,9 @@ async def test_in_a_large_terminal_long_names_have_room_and_in_a_small_one_all_c
         assert max(map(len, screen(app).splitlines())) <= 80
         await pilot.resize_terminal(200, 50)
         await wait_until(lambda: shown() == long, pilot)
-        assert "needs 80 columns" not in head(app)
+        assert "needs 80 columns" not in header_text(app)
         await pilot.resize_terminal(79, 24)
-        await wait_until(lambda: "\nneeds 80 columns, not 79\n" in head(app), pilot)
+        await wait_until(lambda: "\nneeds 80 columns, not 79\n" in header_text(app), pilot)
         await pilot.resize_terminal(20, 5)
         await wait_until(lambda: len(shown()) < 10, pilot)
 
@@ -192,12 +192,12 @@ def screen(app: TopApp) -> str:
     return "\n".join("".join(segment.text for segment in strip) for strip in strips)
 
 
-def said(app: TopApp) -> str:
+def screen_text(app: TopApp) -> str:
     """What is on the screen, in one line: what is told in a corner may be broken into several."""
     return " ".join(screen(app).replace("▌", " ").split())
 
 
-async def test_names_are_shown_escaped(shared: HubServer) -> None:
+async def test_names_are_shown_escaped(shared_hub: HubServer) -> None:
     evil = "[b]x\x1b[2J\n\u202e"
     usage = {"channel": "[red]", "tier": "\x1b[", "used": 7.5, "remaining": 1, "capacity": 2}
     card = {"agent_id": evil, "connected": True, "usage": usage, "violations": 0, "violations_last_hour": 0}
@@ -210,20 +210,20 @@ async def test_names_are_shown_escaped(shared: HubServer) -> None:
         async with running_view(app) as pilot:
             assert names(app) == ["[b]x\\x1b[2J\\n\\u202e"]
             assert " 11d " in screen(app)
-            assert "in the last hour: [b]x\\x1b[2J\\n\\u202e 1; open alerts: 0" in head(app)
-            assert head(app).endswith("3 denials by address in the last hour: \\x1b[2J [red] 3")
+            assert "in the last hour: [b]x\\x1b[2J\\n\\u202e 1; open alerts: 0" in header_text(app)
+            assert header_text(app).endswith("3 denials by address in the last hour: \\x1b[2J [red] 3")
             assert [str(cell) for cell in app._table.get_row_at(0)][-1] == "B"
-            assert "store: \\x1b[2J" in head(app)
+            assert "store: \\x1b[2J" in header_text(app)
             await press(pilot, "e", then=lambda: "Exempt [b]x\\x1b[2J\\n\\u202e from" in screen(app))
-            await press(pilot, "y", then=lambda: "[b]x\\x1b[2J\\n\\u202e is exempt" in said(app))
+            await press(pilot, "y", then=lambda: "[b]x\\x1b[2J\\n\\u202e is exempt" in screen_text(app))
             assert all(line.isprintable() for line in screen(app).splitlines())
 
 
 # Keys -----------------------------------------------------------------------------------------------------------------
 
 
-async def test_keys_sort_and_sort_the_other_way_round(shared: HubServer) -> None:
-    app = view(shared)
+async def test_keys_sort_and_sort_the_other_way_round(shared_hub: HubServer) -> None:
+    app = view(shared_hub)
 
     def titles() -> list[str]:
         return [column.label.plain for column in app.query_one(DataTable).ordered_columns]
@@ -256,12 +256,12 @@ async def test_keys_sort_and_sort_the_other_way_round(shared: HubServer) -> None
         await press(pilot, "w", then=lambda: "wait▼" in screen(app))  # drawn anew, though no row has changed
 
 
-async def test_typing_after_a_slash_filters(shared: HubServer) -> None:
-    app = view(shared)
+async def test_typing_after_a_slash_filters(shared_hub: HubServer) -> None:
+    app = view(shared_hub)
     async with running_view(app) as pilot:
         everybody = names(app)
         await type_filter(pilot, "L", then=lambda: names(app) == ["planner", "half", "low"])
-        await wait_until(lambda: f"3 of {len(everybody)} agents" in head(app), pilot)
+        await wait_until(lambda: f"3 of {len(everybody)} agents" in header_text(app), pilot)
         await press(pilot, "o", then=lambda: names(app) == ["low"])
         await press(pilot, "q", then=lambda: names(app) == [])  # which doesn't quit here
         await press(pilot, "backspace", then=lambda: names(app) == ["low"])
@@ -272,8 +272,8 @@ async def test_typing_after_a_slash_filters(shared: HubServer) -> None:
         await type_filter(pilot, "[r", then=lambda: names(app) == ["[red]x[/red]"])
 
 
-async def test_the_cursor_stays_on_its_agent(shared: HubServer) -> None:
-    app = view(shared)
+async def test_the_cursor_stays_on_its_agent(shared_hub: HubServer) -> None:
+    app = view(shared_hub)
 
     def chosen() -> str:
         return names(app)[app.query_one(DataTable).cursor_row]
@@ -306,7 +306,7 @@ async def test_an_agent_is_exempted_and_held_to_its_limits_again_after_a_questio
                 assert not gate.is_exempt("planner")
             await press(pilot, "e", then=lambda: question in screen(app))
             await press(pilot, "y", then=lambda: gate.is_exempt("planner"))
-            await wait_until(lambda: "planner is exempt" in said(app), pilot)
+            await wait_until(lambda: "planner is exempt" in screen_text(app), pilot)
             await wait_until(lambda: ["○", "planner", "no limit", "", "", "2", "2", "2s", "E"] in table(app), pilot)
             await type_filter(pilot, "planner", then=lambda: names(app) == ["planner"])
             await press(pilot, "enter", then=lambda: isinstance(app.focused, DataTable))
@@ -331,19 +331,19 @@ async def test_without_agents_the_keys_do_nothing() -> None:
     with capture_logs(), hub_server() as hub:
         app = view(hub)
         async with app.run_test() as pilot:
-            await wait_until(lambda: "0 of 0 agents" in head(app), pilot)
+            await wait_until(lambda: "0 of 0 agents" in header_text(app), pilot)
             await press(pilot, "e", "r", "down", "n", then=lambda: "agent ▲" in screen(app))
             await type_filter(pilot, "a", then=lambda: app.query_one(Input).value == "a")
             await press(pilot, "escape", then=lambda: isinstance(app.focused, DataTable))
             assert not isinstance(app.screen, ConfirmScreen)
 
 
-async def test_a_viewer_is_told_that_the_admin_token_is_needed(shared: HubServer) -> None:
-    app = view(shared, VIEWER)
+async def test_a_viewer_is_told_that_the_admin_token_is_needed(shared_hub: HubServer) -> None:
+    app = view(shared_hub, VIEWER)
     async with running_view(app) as pilot:
         await press(pilot, "r", then=lambda: isinstance(app.screen, ConfirmScreen))
-        await press(pilot, "y", then=lambda: "this needs the token of the admin" in said(app))
-        assert shared.hub.gate.is_rate_limited("planner")
+        await press(pilot, "y", then=lambda: "this needs the token of the admin" in screen_text(app))
+        assert shared_hub.hub.gate.is_rate_limited("planner")
 
 
 class CountingApp(TopApp):
@@ -359,7 +359,7 @@ async def test_a_pause_holds_the_picture() -> None:
     with busy_hub() as hub:
         app = CountingApp(HubApi(f"http://{hub}", ADMIN, "", timeout=PATIENCE), 0.1)
         async with running_view(app) as pilot:
-            await press(pilot, "p", then=lambda: "paused" in head(app))
+            await press(pilot, "p", then=lambda: "paused" in header_text(app))
             before = table(app)
             hub.run(hub.hub.stats.check("newcomer", "http", "light"))
             with hub.http(ADMIN) as admin:
@@ -368,11 +368,11 @@ async def test_a_pause_holds_the_picture() -> None:
             await wait_until(lambda: app.polled >= polled + 2, pilot)  # one that was asked for before, and one after
             assert table(app) == before
             await press(pilot, "p", then=lambda: "newcomer" in names(app))
-            assert "live" in head(app)
+            assert "live" in header_text(app)
 
 
-async def test_a_pause_holds_the_picture_while_the_hub_is_away_too(shared: HubServer) -> None:
-    with shared.http(VIEWER) as viewer:
+async def test_a_pause_holds_the_picture_while_the_hub_is_away_too(shared_hub: HubServer) -> None:
+    with shared_hub.http(VIEWER) as viewer:
         state = viewer.get("/api/dashboard/state").json()
     fewer = {**state, "agents": state["agents"][:2]}
     with unused_port() as port:
@@ -380,16 +380,16 @@ async def test_a_pause_holds_the_picture_while_the_hub_is_away_too(shared: HubSe
         async with app.run_test(size=(80, 24)) as pilot:
             with scripted_server(state, port=port):
                 await wait_until(lambda: len(names(app)) == len(state["agents"]), pilot)
-                await press(pilot, "p", then=lambda: "paused" in head(app))
-            await wait_until(lambda: "showing old data" in head(app), pilot)
+                await press(pilot, "p", then=lambda: "paused" in header_text(app))
+            await wait_until(lambda: "showing old data" in header_text(app), pilot)
             with scripted_server(fewer, port=port):
-                await wait_until(lambda: "paused" in head(app), pilot)
+                await wait_until(lambda: "paused" in header_text(app), pilot)
                 assert len(names(app)) == len(state["agents"])
                 await press(pilot, "p", then=lambda: len(names(app)) == 2)
 
 
-async def test_the_help_names_every_key(shared: HubServer) -> None:
-    app = view(shared)
+async def test_the_help_names_every_key(shared_hub: HubServer) -> None:
+    app = view(shared_hub)
     async with running_view(app) as pilot:
         await press(pilot, "question_mark", then=lambda: "Press any key to close." in screen(app))
         assert isinstance(app.screen, HelpScreen)
@@ -399,8 +399,8 @@ async def test_the_help_names_every_key(shared: HubServer) -> None:
 
 
 @pytest.mark.parametrize("key", ["q", "ctrl+c"])
-async def test_quit_keys_end_top(shared: HubServer, key: str) -> None:
-    app = view(shared)
+async def test_quit_keys_end_top(shared_hub: HubServer, key: str) -> None:
+    app = view(shared_hub)
     async with running_view(app) as pilot:
         await pilot.press(key)
         await event_loop.wait_until(lambda: app.return_value is not None, "the end of the view")
@@ -410,25 +410,25 @@ async def test_quit_keys_end_top(shared: HubServer, key: str) -> None:
 # A hub that is away ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_hub_that_is_away_is_waited_for(shared: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hub_that_is_away_is_waited_for(shared_hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("headgate.cli.top_app.time", SimpleNamespace(monotonic=lambda: now))
-    with shared.http(VIEWER) as viewer:
+    with shared_hub.http(VIEWER) as viewer:
         state = viewer.get("/api/dashboard/state").json()
     with unused_port() as port:
         app = view(f"127.0.0.1:{port}")
         async with app.run_test(size=(80, 24)) as pilot:
-            await wait_until(lambda: "away for 0 s; retrying every second" in head(app), pilot)
-            assert "got: Connection refused; is it running?" in head(app)
-            assert "showing old data" not in head(app)
+            await wait_until(lambda: "away for 0 s; retrying every second" in header_text(app), pilot)
+            assert "got: Connection refused; is it running?" in header_text(app)
+            assert "showing old data" not in header_text(app)
             now += 7
-            await wait_until(lambda: "away for 7 s; retrying every second" in head(app), pilot)
+            await wait_until(lambda: "away for 7 s; retrying every second" in header_text(app), pilot)
             await pilot.press("e", "n")
             for _ in range(2):
                 with scripted_server(state, port=port):
-                    await wait_until(lambda: "live" in head(app), pilot)
+                    await wait_until(lambda: "live" in header_text(app), pilot)
                     assert len(names(app)) == len(state["agents"])
-                await wait_until(lambda: "showing old data" in head(app), pilot)
+                await wait_until(lambda: "showing old data" in header_text(app), pilot)
                 assert len(names(app)) == len(state["agents"])
 
 
@@ -488,8 +488,8 @@ async def test_f1_a_resource_has_the_room_that_accounts_leave() -> None:
             await wait_until(lambda: re.search(r" requests by a-[a-z-]+… ", screen(app)), pilot)
 
 
-async def test_f1_a_viewer_is_told_that_accounts_need_the_admins_token(shared: HubServer) -> None:
-    app = view(shared, VIEWER)
+async def test_f1_a_viewer_is_told_that_accounts_need_the_admins_token(shared_hub: HubServer) -> None:
+    app = view(shared_hub, VIEWER)
     async with running_view(app) as pilot:
 
         def told() -> bool:

@@ -48,7 +48,7 @@ SECOND = 1_000_000
 
 
 @asynccontextmanager
-async def serving(handle: Callable[[ServerConnection], Awaitable[None]]) -> AsyncIterator[str]:
+async def websocket_url(handle: Callable[[ServerConnection], Awaitable[None]]) -> AsyncIterator[str]:
     """The URL of a server that handles connections in this way. The block has a deadline."""
     async with asyncio.timeout(5 * PATIENCE), serve(handle, "127.0.0.1", 0) as server:
         yield f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
@@ -244,14 +244,14 @@ def test_tls_needs_a_trusted_hub(kind: Kind, monkeypatch: pytest.MonkeyPatch, tm
 # Connections that drop ------------------------------------------------------------------------------------------------
 
 
-async def only_socket(hub: HubServer) -> Socket:
+async def wait_for_only_socket(hub: HubServer) -> Socket:
     """The one connection that the hub has, once it has let go of the one before."""
     await wait_until(lambda: len(hub.hub.presence.sockets) == 1, "that one connection is left")
     (socket,) = hub.hub.presence.sockets
     return socket
 
 
-async def again(client: RelayClient, clock: ManualClock) -> None:
+async def advance_until_connected(client: RelayClient, clock: ManualClock) -> None:
     """Let time pass until a client has connected again."""
 
     def moved() -> bool:
@@ -290,8 +290,8 @@ def test_d5_unanswered_and_new_messages_arrive_after_a_hub_was_killed(tmp_path: 
             sends += [asyncio.create_task(alice.send("bob", b"%d" % number)) for number in range(30, 40)]
             await again_refused(alice, ours)
             await asyncio.to_thread(start)
-            await again(bob, theirs)
-            await again(alice, ours)
+            await advance_until_connected(bob, theirs)
+            await advance_until_connected(alice, ours)
             found += await take(bob, 29)
             await asyncio.gather(*sends)
             assert [one.body for one in found] == [b"%d" % number for number in range(40) if number != 11]
@@ -327,7 +327,7 @@ async def test_a_connection_that_is_denied_is_tried_again_after_the_wait(
 ) -> None:
     token = hub.register("alice")
     async with kind.connect(hub, "alice", token) as alice:
-        socket = await only_socket(hub)
+        socket = await wait_for_only_socket(hub)
         check = hub.hub.gate.acheck_address
         while hub.run(check("127.0.0.1", "connection")):
             pass
@@ -377,7 +377,7 @@ async def test_a_connection_that_was_good_for_something_is_made_again_soon(hub: 
         for _ in range(8):
             with pytest.raises(Refused, match=kind.undeliverable):
                 await kind.send(alice, "nobody", "")
-            socket = await only_socket(hub)
+            socket = await wait_for_only_socket(hub)
             hub.run(socket.close(1001, ""))
             await wait_until(lambda: not alice.connected, "the end")
             hub.clock.advance(0.5)
@@ -399,14 +399,14 @@ def test_connections_are_tried_less_and_less_often_and_never_before_the_hub_says
     assert asked_wait(10**400) == 86_400 * SECOND
 
 
-def failing(error: type[Exception]) -> Any:
+def make_failing_send(error: type[Exception]) -> Any:
     async def send(*_: object) -> None:
         raise error("as websockets does if the hub closes while it writes")
 
     return send
 
 
-def raising(error: type[Exception]) -> Any:
+def make_raising_handler(error: type[Exception]) -> Any:
     def handle(_: object) -> None:
         raise error("as a library may that reads what a hub has sent")
 
@@ -421,7 +421,7 @@ async def test_d5_an_exception_that_nobody_foresaw_is_a_lost_connection(
 ) -> None:
     async with kind.connect(hub, "alice") as alice, kind.connect(hub, "bob") as bob:
         with monkeypatch.context() as broken:
-            broken.setattr(ClientConnection, "send", failing(error))
+            broken.setattr(ClientConnection, "send", make_failing_send(error))
             send = asyncio.create_task(kind.send(alice, "bob", "hello"))
             await wait_until(lambda: not alice.connected, "the end")
         hub.clock.advance(0.5)
@@ -444,10 +444,10 @@ async def test_d5_an_exception_that_nobody_foresaw_is_a_lost_connection_whatever
         with monkeypatch.context() as broken:
             entering: asyncio.Task[Any] | None = None
             if moment == "it reads":
-                broken.setattr(alice, "_handle", raising(error))
+                broken.setattr(alice, "_handle", make_raising_handler(error))
                 await kind.send(bob, "alice", "read by nobody")
             else:
-                broken.setattr(alice, "_identify", failing(error))
+                broken.setattr(alice, "_identify", make_failing_send(error))
                 entering = asyncio.create_task(alice.__aenter__())
             await wait_until(lambda: losses, "the loss")
         hub.clock.advance(0.5)
@@ -538,7 +538,7 @@ async def test_d5_what_was_in_flight_on_a_lost_connection_may_have_arrived(kind:
         await socket.send(WELCOMES["relay" if kind is RelayKind else "hub"])
         await socket.recv()
 
-    async with serving(hang_up) as url:
+    async with websocket_url(hang_up) as url:
         client = kind.client(url, "alice", "token", clock=ManualClock())
         await client.__aenter__()
         sends = [asyncio.create_task(kind.send(client, "bob", body)) for body in ("first", "second")]
@@ -575,7 +575,7 @@ async def test_d5_a_client_of_a_hub_that_reads_nothing_more_can_be_closed() -> N
         socket.transport.abort()
 
     stopped = asyncio.Event()
-    async with serving(stop_reading) as url:
+    async with websocket_url(stop_reading) as url:
         client = RelayClient(url, "a", "t", in_flight=64, largest=2**24)
         async with asyncio.timeout(PATIENCE):
             await client.__aenter__()
@@ -598,7 +598,7 @@ async def test_d5_a_message_that_waits_for_room_is_there_after_the_close() -> No
             await socket.send(json.dumps({"type": "message", "body": number}))
         await socket.wait_closed()
 
-    async with serving(greet) as url:
+    async with websocket_url(greet) as url:
         client = await HubClient(url, "alice", "token", buffer=1).__aenter__()
         assert (await anext(client))["body"] == 0
         await wait_until(lambda: client._inbox._messages, "the next one")
@@ -644,7 +644,7 @@ def test_d5_frames_that_cannot_be_read_are_logged_by_size_and_reason_never_conte
         await socket.wait_closed()
 
     async def main() -> None:
-        async with serving(greet) as url:
+        async with websocket_url(greet) as url:
             made: Any = HubClient if kind == "hub" else RelayClient
             async with made(url, "alice", "token") as client:
                 last = await anext(client)
@@ -675,7 +675,7 @@ def test_the_reason_of_a_lost_connection_is_short_whatever_the_hub_says(
 
     async def main() -> str:
         lost = asyncio.get_running_loop().create_future()
-        async with serving(refuse) as url:
+        async with websocket_url(refuse) as url:
             made: Any = HubClient if kind == "hub" else RelayClient
             client = made(url, "alice", "token", on_disconnected=lost.set_result)
             opening = asyncio.create_task(client.__aenter__())
@@ -697,7 +697,7 @@ async def test_an_answer_with_an_empty_id_answers_nothing() -> None:
             await socket.send(json.dumps({"type": "pong", "id": frame_id, "for": frame_id}))
         await socket.wait_closed()
 
-    async with serving(answer) as url, HubClient(url, "alice", "token") as client:
+    async with websocket_url(answer) as url, HubClient(url, "alice", "token") as client:
         assert await client.ask("ping") == {"type": "pong", "for": "1"}
 
 

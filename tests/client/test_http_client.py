@@ -42,7 +42,7 @@ pytestmark = pytest.mark.once
 # 500 requests --------------------------------------------------------------------------------------------------------
 
 
-def within_five_percent(server: RecordingServer, requests: int, ideal: float) -> None:
+def check_within_five_percent(server: RecordingServer, requests: int, ideal: float) -> None:
     assert server.answered == [200] * requests, "and nothing was sent that was denied"
     assert ideal <= server.moments[-1] <= ideal * 1.05
 
@@ -52,7 +52,7 @@ def test_500_requests_all_succeed_none_is_denied_and_no_time_is_lost() -> None:
     with recording_server(headgate_app("60/minute", clock), clock) as server, obeying_client(clock) as client:
         for _ in range(500):
             assert client.get(str(server)).status_code == 200
-    within_five_percent(server, 500, 440)
+    check_within_five_percent(server, 500, 440)
 
 
 @pytest.mark.long
@@ -81,7 +81,7 @@ def test_requests_of_50_tasks_at_once(
 
     with recording_server(app_on(clock), clock) as server:
         run(main())
-    within_five_percent(server, 50 * each, ideal)
+    check_within_five_percent(server, 50 * each, ideal)
 
 
 def test_requests_of_20_threads_at_once() -> None:
@@ -90,7 +90,7 @@ def test_requests_of_20_threads_at_once() -> None:
         with ThreadPoolExecutor(20) as pool:
             answers = list(pool.map(lambda _: client.get(str(server)).status_code, range(200)))
         assert answers == [200] * 200
-    within_five_percent(server, 200, 190)
+    check_within_five_percent(server, 200, 190)
 
 
 def test_a_hundred_clients_that_are_denied_at_the_same_moment_come_back_at_different_ones() -> None:

@@ -42,12 +42,12 @@ def cut_while_encoded(client: socket.socket) -> None:
     client.sendall(HEAD + b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(body) + body[:20])
 
 
-def stalls(client: socket.socket) -> None:
+def stall(client: socket.socket) -> None:
     cut(client)
     client.recv(1)  # until the other side closes
 
 
-def trickles(client: socket.socket) -> None:
+def trickle(client: socket.socket) -> None:
     client.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\na\r\nhalf of it\r\n")
     client.settimeout(0.02)
     while True:
@@ -57,7 +57,7 @@ def trickles(client: socket.socket) -> None:
                 return
 
 
-def never_ends(client: socket.socket) -> None:
+def send_endlessly(client: socket.socket) -> None:
     client.sendall(HEAD + b"\r\nhalf of it")
     while True:
         client.sendall(b"." * 65_536)
@@ -67,15 +67,15 @@ BODIES: list[tuple[Body, str | None]] = [
     (cut, "half of it"),
     (cut_in_a_chunk, "half of it"),
     (cut_while_encoded, ""),
-    (stalls, "half of it"),
-    (trickles, None),
-    (never_ends, None),
+    (stall, "half of it"),
+    (trickle, None),
+    (send_endlessly, None),
 ]
 every_body = pytest.mark.parametrize(("body", "text"), BODIES, ids=[body.__name__ for body, _ in BODIES])
 
 
 @contextmanager
-def denying(body: Body, times: int) -> Iterator[str]:
+def denying_server(body: Body, times: int) -> Iterator[str]:
     """A server that denies so many requests, each on a connection of its own, and then says hello. Its URL."""
     left = [times]
 
@@ -109,9 +109,9 @@ def denying(body: Body, times: int) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def denying_a_loop(body: Body, times: int) -> AsyncIterator[str]:
+async def async_denying_server(body: Body, times: int) -> AsyncIterator[str]:
     """The same for an event loop, which goes on while the server ends: it has connections to close."""
-    server = denying(body, times)
+    server = denying_server(body, times)
     url = server.__enter__()
     try:
         yield url
@@ -120,7 +120,7 @@ async def denying_a_loop(body: Body, times: int) -> AsyncIterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_body_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_BODY_SECONDS", 0.1)
 
 
@@ -137,18 +137,18 @@ def check(response: httpx.Response, text: str | None) -> None:
 @every_body
 def test_a_denial_is_one_however_its_body_ends(body: Body, text: str | None) -> None:
     clock = SimulatedClock()
-    with denying(body, 1) as url, obeying_client(clock) as client:
+    with denying_server(body, 1) as url, obeying_client(clock) as client:
         assert client.get(url).text == "hello"
     with (
-        denying(body, 2) as url,
+        denying_server(body, 2) as url,
         obeying_client(clock) as client,
         client.stream("POST", url, content=b"text") as response,
     ):
         assert response.read() == b"hello"
-    with denying(body, 2) as url, obeying_client(clock, retries=1) as client:
+    with denying_server(body, 2) as url, obeying_client(clock, retries=1) as client:
         check(client.get(url), text)
     with (
-        denying(body, 1) as url,
+        denying_server(body, 1) as url,
         obeying_client(clock, retries=0) as client,
         client.stream("POST", url, content=b"text") as response,
     ):
@@ -164,17 +164,17 @@ def test_a_denial_is_one_however_its_body_ends_in_a_loop(body: Body, text: str |
         return patient_async_client(AsyncObeyingTransport(AsyncCountingTransport(clock), clock=clock, **options))
 
     async def main() -> None:
-        async with denying_a_loop(body, 1) as url, client() as one:
+        async with async_denying_server(body, 1) as url, client() as one:
             assert (await one.get(url)).text == "hello"
         async with (
-            denying_a_loop(body, 2) as url,
+            async_denying_server(body, 2) as url,
             client() as one,
             one.stream("POST", url, content=b"text") as response,
         ):
             assert await response.aread() == b"hello"
-        async with denying_a_loop(body, 2) as url, client(retries=1) as one:
+        async with async_denying_server(body, 2) as url, client(retries=1) as one:
             check(await one.get(url), text)
-        async with denying_a_loop(body, 1) as url, client(retries=0) as one, one.stream("GET", url) as response:
+        async with async_denying_server(body, 1) as url, client(retries=0) as one, one.stream("GET", url) as response:
             await response.aread()
             check(response, text)
 
@@ -274,5 +274,5 @@ def test_a_cancelled_request_is_not_taken_for_a_cut_denial() -> None:
         reached.set()
         client.recv(1)
 
-    with denying(note, 1) as url:
+    with denying_server(note, 1) as url:
         run(main())

@@ -40,7 +40,7 @@ LEAST = 281
 
 
 @contextmanager
-def receiving(url: str, name: str, token: str) -> Iterator[list[str]]:
+def received_messages(url: str, name: str, token: str) -> Iterator[list[str]]:
     """What an agent that listens in Python has got, until the block ends."""
     bodies: list[str] = []
     with connect(url, proxy=None, compression=None, open_timeout=PATIENCE) as socket:
@@ -140,7 +140,7 @@ class HubServices:
         return int(process.stdout.readline())
 
     def receive(self, url: str, agent: str, token: str) -> int:
-        self._received.append(self._stack.enter_context(receiving(url, agent, token)))
+        self._received.append(self._stack.enter_context(received_messages(url, agent, token)))
         return len(self._received) - 1
 
     def received(self, receiver: int, count: int) -> list[str]:
@@ -177,7 +177,7 @@ class ServiceHandler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+def http_server(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     """The address of a small HTTP server, until the block ends."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -190,11 +190,11 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 
 @contextmanager
-def serving_hubs(folder: Path) -> Iterator[str]:
+def hub_services(folder: Path) -> Iterator[str]:
     """The address of the services, until the block ends."""
     services = HubServices(folder)
     try:
-        with serving(type("Handler", (ServiceHandler,), {"services": services})) as address:
+        with http_server(type("Handler", (ServiceHandler,), {"services": services})) as address:
             yield address
     finally:
         services.close()
@@ -223,16 +223,16 @@ def npm(*arguments: str, **variables: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def built() -> None:
+def built_package() -> None:
     """The package with what it needs, compiled."""
     npm("install", "--no-audit", "--no-fund", "--prefer-offline")
     npm("run", "build")
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("built")
+@pytest.mark.usefixtures("built_package")
 def test_d5_typescript_the_client_passes_its_tests_against_real_hubs(tmp_path: Path) -> None:
-    with serving_hubs(tmp_path) as address:
+    with hub_services(tmp_path) as address:
         said = npm("test", HEADGATE_TESTS=address)
     counted = dict(re.findall(r"^\S+ (tests|pass|skipped) (\d+)$", said, re.MULTILINE))
     assert int(counted["tests"]) == int(counted["pass"]) >= LEAST, said
@@ -285,7 +285,7 @@ async ([url, token]) => {
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("built")
+@pytest.mark.usefixtures("built_package")
 def test_d5_typescript_the_client_works_in_a_browser_with_its_own_websocket(tmp_path: Path) -> None:
     chromium = shutil.which("chromium")
     assert chromium, "expected the program chromium on the path (apt install chromium); ./dev long installs it"
@@ -293,7 +293,7 @@ def test_d5_typescript_the_client_works_in_a_browser_with_its_own_websocket(tmp_
     environment["HEADGATE_ALLOWED_HOSTS"] = "127.0.0.1"  # the page is another site, with another port
     with (
         hub_process(tmp_path, environment=environment) as hub,
-        serving(PageHandler) as site,
+        http_server(PageHandler) as site,
         sync_playwright() as playwright,
     ):
         with hub.http("") as agent:

@@ -284,7 +284,7 @@ def test_invalid_options_are_refused(options: Any, text: str) -> None:
     assert str(error.value).startswith(text)
 
 
-def failing(_: Any) -> Any:
+def failing_view(_: Any) -> Any:
     raise ZeroDivisionError("asked in vain")
 
 
@@ -292,9 +292,9 @@ def failing(_: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"key": failing}, "asked in vain"),
-        ({"exempt": failing}, "asked in vain"),
-        ({"cost": failing}, "asked in vain"),
+        ({"key": failing_view}, "asked in vain"),
+        ({"exempt": failing_view}, "asked in vain"),
+        ({"cost": failing_view}, "asked in vain"),
         (
             {"key": lambda _: 7},
             "RateLimitMiddleware key: expected a function that returns a string, such as str(user.id), or None, got 7",

@@ -92,7 +92,7 @@ def test_where_only_failures_count_requests_in_flight_are_bounded() -> None:
     assert remaining(limiter) == 5 - statuses.count(401)
 
 
-def crashing(when: str) -> App:
+def make_crashing_app(when: str) -> App:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if when != "before":
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"10")]})
@@ -109,7 +109,7 @@ def test_a_request_whose_handler_fails_stays_counted_unless_crashes_are_refunded
 ) -> None:
     limiter = memory_limiter("9/minute", name="" if "key" not in more else "names")
     of_address = Limiter(limiter.limit, store=limiter.store, name="names by address") if "key" in more else limiter
-    with greeting_server(RateLimitMiddleware(crashing(when), limiter, cost=2, **more)) as client:
+    with greeting_server(RateLimitMiddleware(make_crashing_app(when), limiter, cost=2, **more)) as client:
         for _ in range(3):
             if when == "before":
                 assert client.get("/").status_code == 500

@@ -231,11 +231,11 @@ async def test_which_responses_count_may_be_awaited(limiter: Limiter, asynchrono
 # Settlements that fail -----------------------------------------------------------------------------------------------
 
 
-def failing(request: Any, response: Any) -> int:
+def fail_settlement(request: Any, response: Any) -> int:
     raise ZeroDivisionError("who can say?")
 
 
-@pytest.mark.parametrize("settle", [failing, lambda request, response: -1, lambda request, response: None])
+@pytest.mark.parametrize("settle", [fail_settlement, lambda request, response: -1, lambda request, response: None])
 @pytest.mark.parametrize("asynchronous", [False, True])
 async def test_if_the_cost_cannot_be_told_the_reserved_one_stands(
     limiter: Limiter, settle: Any, asynchronous: bool, caplog: pytest.LogCaptureFixture
@@ -251,17 +251,17 @@ async def test_if_the_cost_cannot_be_told_the_reserved_one_stands(
     assert record.exc_info
 
 
-def cancelled(request: Any, response: Any) -> int:
+def raise_cancelled(request: Any, response: Any) -> int:
     raise asyncio.CancelledError
 
 
-async def cancelled_later(request: Any, response: Any) -> int:
+async def await_cancelled(request: Any, response: Any) -> int:
     awaited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     awaited.cancel()
     return await awaited
 
 
-async def cancelling_itself(request: Any, response: Any) -> int:
+async def cancel_own_task(request: Any, response: Any) -> int:
     task = asyncio.current_task()
     assert task is not None
     task.cancel()
@@ -269,7 +269,7 @@ async def cancelling_itself(request: Any, response: Any) -> int:
     raise AssertionError
 
 
-@pytest.mark.parametrize("settle", [cancelled, cancelled_later, cancelling_itself])
+@pytest.mark.parametrize("settle", [raise_cancelled, await_cancelled, cancel_own_task])
 async def test_a_settlement_that_is_cancelled_does_not_cancel_its_request(
     limiter: Limiter, settle: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

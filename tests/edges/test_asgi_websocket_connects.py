@@ -125,7 +125,7 @@ def test_routes_tell_connects_from_requests(free: Limiter) -> None:
         assert read_denial(denied_response(server, path="/chat").body).tier == "WEBSOCKET /chat"  # type: ignore[union-attr]
 
 
-def failing(before: bool) -> App:
+def make_failing_app(before: bool) -> App:
     """An application that raises, before or after it has accepted."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -153,7 +153,7 @@ def test_a_connect_stays_counted_if_the_application_fails_unless_crashes_are_ref
     before: bool, options: Any, left: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     limiter = Limiter("3/minute", store=MemoryStore(clock=ManualClock()))
-    with app_server(RateLimitMiddleware(failing(before), limiter, **options)) as server:
+    with app_server(RateLimitMiddleware(make_failing_app(before), limiter, **options)) as server:
         if before:
             assert denied_response(server).status_code == 500
         else:
@@ -165,7 +165,7 @@ def test_a_connect_stays_counted_if_the_application_fails_unless_crashes_are_ref
     assert limiter.peek("127.0.0.1").remaining == left
 
 
-async def choosy(scope: Scope, receive: Receive, send: Send) -> None:
+async def app_by_path(scope: Scope, receive: Receive, send: Send) -> None:
     """Accepts, refuses, or answers with a response, by path."""
     await receive()
     if scope["path"] == "/accepted":
@@ -184,7 +184,7 @@ async def choosy(scope: Scope, receive: Receive, send: Send) -> None:
 )
 def test_connects_can_be_counted_by_their_response(counts: Any, left: int) -> None:
     limiter = Limiter("10/minute", store=MemoryStore(clock=ManualClock()))
-    with app_server(RateLimitMiddleware(choosy, limiter, counts=counts)) as server:
+    with app_server(RateLimitMiddleware(app_by_path, limiter, counts=counts)) as server:
         with websocket_client(server, path="/accepted"):
             pass
         assert denied_response(server, path="/refused").status_code == 403
@@ -202,7 +202,7 @@ def test_the_cost_of_a_connect_can_be_settled_by_its_response() -> None:
         seen.append((request.method, response.status, response.headers.get("x-cost")))
         return int(response.headers.get("x-cost", 0))
 
-    with app_server(RateLimitMiddleware(choosy, limiter, settle=settle)) as server:
+    with app_server(RateLimitMiddleware(app_by_path, limiter, settle=settle)) as server:
         with websocket_client(server, path="/accepted"):
             wait_for(lambda: limiter.peek("127.0.0.1").remaining == 7, "the connect to be settled")
         denied_response(server, path="/refused")

@@ -45,7 +45,7 @@ class Wire:
 
 
 @asynccontextmanager
-async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
+async def running_task(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
     task = asyncio.ensure_future(work)
     try:
         yield task
@@ -90,7 +90,7 @@ async def test_an_application_that_is_cancelled_leaves_nothing_behind(patience: 
     limiter = Limiter("unlimited", store=WrappedStore(clock=ManualClock()))
     limits = WebSocketLimits(received="1/minute", received_bytes="1/minute")
     wired = Wire("a", "b", "c")
-    async with running(wired.run(RateLimitMiddleware(Echo(), limiter, websocket=limits))) as task:
+    async with running_task(wired.run(RateLimitMiddleware(Echo(), limiter, websocket=limits))) as task:
         while wired.incoming.qsize() > 2:  # noqa: ASYNC110
             await asyncio.sleep(0)
         await take_turns(patience)
@@ -133,7 +133,7 @@ async def test_senders_of_one_key_take_turns_and_a_cancelled_one_spends_nothing(
 
     def run(name: str) -> Any:
         app = RateLimitMiddleware(saying(name), free, websocket=WebSocketLimits(sent=sent))
-        return running(Wire().run(app))
+        return running_task(Wire().run(app))
 
     async with run("a") as first:
         await first
@@ -202,7 +202,7 @@ async def test_a_large_message_whose_send_is_cancelled_is_sent_and_counted_or_ne
 async def test_messages_waiting_when_the_client_leaves_are_passed_to_the_server(free: Limiter) -> None:
     sent = Limiter("1/minute", store=free.store)
     sender, wired = ScriptedSender("a", "b", "c"), Wire()
-    async with running(wired.run(RateLimitMiddleware(sender, free, websocket=WebSocketLimits(sent=sent)))) as task:
+    async with running_task(wired.run(RateLimitMiddleware(sender, free, websocket=WebSocketLimits(sent=sent)))) as task:
         await wait_until(lambda: sent.waiting("10.0.0.1"), "those who wait to send")
         wired.say({"type": "websocket.disconnect", "code": 1001})
         await task
@@ -223,9 +223,9 @@ async def test_a_client_that_is_gone_leaves_the_line_though_its_application_only
     sent = Limiter("1/minute", store=free.store)
     app = RateLimitMiddleware(only_send, free, websocket=WebSocketLimits(sent=sent))
     gone, other = Wire(*["hello"] * before), Wire()
-    async with running(gone.run(app)) as first:
+    async with running_task(gone.run(app)) as first:
         await wait_until(lambda: sent.waiting("10.0.0.1") == 1, "the first to wait")
-        async with running(other.run(app)):
+        async with running_task(other.run(app)):
             await wait_until(lambda: sent.waiting("10.0.0.1") == 2, "the second to wait")
             gone.say({"type": "websocket.disconnect", "code": 1006})
             with pytest.raises(ConnectionError, match="the client has disconnected"):
@@ -269,7 +269,7 @@ async def test_a_client_that_sends_on_is_not_read_without_end_while_a_message_wa
     sent = Limiter("1/minute", store=free.store)
     app = RateLimitMiddleware(only_send, free, websocket=WebSocketLimits(sent=sent))
     many, large = Wire(*["x"] * 100), Wire(*["x" * 50_000] * 100)
-    async with running(many.run(app)), running(large.run(app)):
+    async with running_task(many.run(app)), running_task(large.run(app)):
         await wait_until(lambda: many.incoming.qsize() <= 101 - 16, "what is read ahead")
         await wait_until(lambda: large.incoming.qsize() <= 101 - 3, "what is read ahead")
         await take_turns(100)
@@ -367,7 +367,7 @@ async def test_a_connect_is_settled_whenever_its_application_is_cancelled_after_
         await receive()
 
     settling = RateLimitMiddleware(app, limiter, settle=lambda request, response: 7)
-    async with running(Wire().run(settling)) as task:
+    async with running_task(Wire().run(settling)) as task:
         await answering.wait()
         await take_turns(patience)
         task.cancel()

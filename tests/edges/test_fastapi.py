@@ -273,7 +273,7 @@ def test_a_request_stays_counted_unless_nothing_handles_its_error_and_crashes_ar
     assert remaining(limiter) == (5 if crashed and refund_crashes else 4)
 
 
-async def converted() -> AsyncIterator[None]:
+async def conversion_error() -> AsyncIterator[None]:
     try:
         yield
     except Denied:
@@ -288,7 +288,7 @@ async def hidden() -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("refund_crashes", [False, True])
-@pytest.mark.parametrize("dependency", [converted, hidden])
+@pytest.mark.parametrize("dependency", [conversion_error, hidden])
 def test_a_denial_that_another_dependency_turns_into_an_error_of_its_own_is_refunded_once(
     limiter: Limiter, dependency: Any, refund_crashes: bool
 ) -> None:
@@ -300,7 +300,7 @@ def test_a_denial_that_another_dependency_turns_into_an_error_of_its_own_is_refu
     def never() -> None: ...
 
     with greeting_server(app) as http:
-        assert http.get("/").status_code == (400 if dependency is converted else 500)
+        assert http.get("/").status_code == (400 if dependency is conversion_error else 500)
     assert remaining(limiter) == 3
 
 
@@ -372,12 +372,12 @@ def crash(*_: object) -> None:
     raise ValueError("crashed")
 
 
-def crashing_at_the_end() -> Iterator[None]:
+def crash_after_response() -> Iterator[None]:
     yield
     crash()
 
 
-async def crashing_stream() -> AsyncIterator[bytes]:
+async def crash_in_stream() -> AsyncIterator[bytes]:
     yield b"all"
     crash()
 
@@ -398,9 +398,9 @@ def test_nothing_is_given_back_once_the_response_has_begun(
 
     @app.get("/stream")
     def stream() -> Response:
-        return StreamingResponse(crashing_stream(), headers={"Content-Length": "3"})
+        return StreamingResponse(crash_in_stream(), headers={"Content-Length": "3"})
 
-    @app.get("/exit", dependencies=[Depends(crashing_at_the_end)])
+    @app.get("/exit", dependencies=[Depends(crash_after_response)])
     def leave() -> None: ...
 
     with greeting_server(app) as http:

@@ -73,7 +73,7 @@ class Run(NamedTuple):
 
 
 @contextmanager
-def served(name: str, store: str, log: Path, folder: Path = APPS) -> Iterator[str]:
+def served_app(name: str, store: str, log: Path, folder: Path = APPS) -> Iterator[str]:
     """An application on uvicorn; its host and port."""
     with unused_port() as port, log.open("wb") as errors:
         app = [f"--app-dir={folder}", f"{name.removesuffix('.py')}:app", f"--port={port}", "--log-level=warning"]
@@ -109,7 +109,7 @@ def run(name: str, log: Path) -> Run:
     """The script, on an application with a server that has counted nothing yet."""
     with (
         ValkeyServer() as server,
-        served(name, server.url, log) as where,
+        served_app(name, server.url, log) as where,
         httpx.Client(base_url=f"http://{where}", trust_env=False, timeout=PATIENCE) as http,
     ):
         found = Run(list(statuses(where, http)), ask(http, "DELETE /orders/9", "bob"), ask(http, "POST /orders", "ann"))
@@ -144,7 +144,7 @@ def test_one_more_option_limits_the_messages_of_the_websocket(tmp_path: Path) ->
         assert source.count(before) == 1
         source = source.replace(before, after)
     (tmp_path / AFTER).write_text(source, encoding="utf-8")
-    with served(AFTER, "memory://", tmp_path / "log", tmp_path) as where:
+    with served_app(AFTER, "memory://", tmp_path / "log", tmp_path) as where:
         for caller, limit in (("ann", 6), ("bob", 3), ("a stranger", 3)):
             with chat(where, caller) as socket:
                 for number in range(limit + 1):

@@ -401,14 +401,14 @@ def test_a_file_has_the_limit_of_its_folder_by_whatever_path_it_is_found(
 # Skipped requests ----------------------------------------------------------------------------------------------------
 
 
-def skipping(handler: RouteHandler) -> dict[str, Any]:
+def apps_that_skip(handler: RouteHandler) -> dict[str, Any]:
     return {"limiter": handler.limiter, "skip": ["/static/*", "/health"]}
 
 
 def test_nothing_but_the_skipped_paths_is_skipped() -> None:
     """Litestar normalises paths, and cuts them after the first occurrence of the root path."""
     handler = RouteHandler()
-    app = asgi.RateLimitMiddleware(apps.litestar_app(handler), **skipping(handler))
+    app = asgi.RateLimitMiddleware(apps.litestar_app(handler), **apps_that_skip(handler))
     for root_path in ("", "/api"):
         served = RoutedApp(app, root_path=root_path, prefixed=False)
         for target in [*VARIANTS, "/static/api/login", "/static/../login", "/health/api/login", "/static/..%2Flogin"]:
@@ -425,10 +425,10 @@ def test_nothing_but_the_skipped_paths_is_skipped() -> None:
 @pytest.mark.parametrize("target", ["/api/health", "/api/static/site.css"])
 def test_an_application_skips_paths_of_its_own_wherever_it_is_mounted(target: str) -> None:
     handler = RouteHandler()
-    inner = Starlette(middleware=[Middleware(asgi.RateLimitMiddleware, **skipping(handler))])
+    inner = Starlette(middleware=[Middleware(asgi.RateLimitMiddleware, **apps_that_skip(handler))])
     RoutedApp(Starlette(routes=[Mount("/api", app=inner)])).send("GET", target)
     RoutedApp(inner, root_path="/api").send("GET", target.removeprefix("/api"))
-    wrapped = wsgi.RateLimitMiddleware(handler.wsgi, **skipping(handler))
+    wrapped = wsgi.RateLimitMiddleware(handler.wsgi, **apps_that_skip(handler))
     RoutedApp(DispatcherMiddleware(flask.Flask("outer"), {"/api": wrapped}), script_name="").send("GET", target)
     assert handler.counted == 0
 

@@ -156,7 +156,7 @@ def test_many_changes_of_a_tier_that_a_node_lacks_push_out_no_other() -> None:
     assert effective(having, compacted).limits == effective(having, course).limits
 
 
-def condensed(given: Sequence[Edit]) -> list[Edit]:
+def condense_rows(given: Sequence[Edit]) -> list[Edit]:
     return condense(POLICY, given)
 
 
@@ -170,14 +170,14 @@ def test_a_log_keeps_the_newest_changes_and_the_effect_of_all(log: ChangeLog) ->
         position += len(change.edits)
         assert log.write(change) == position
         if number % 7 == 6:
-            assert log.compact(5, condensed) == 5
+            assert log.compact(5, condense_rows) == 5
     page = log.read()
     assert page.changes == written[-7:]
     assert page.position == position
     assert effective(POLICY, page.edits()) == effective(POLICY, [edit for change in written for edit in change.edits])
-    assert log.compact(7, condensed) == 7
+    assert log.compact(7, condense_rows) == 7
     assert log.read() == page
-    assert log.compact(100, condensed) == 7
+    assert log.compact(100, condense_rows) == 7
 
 
 @pytest.mark.parametrize("log", ["sqlite", "redis"], indirect=True)
@@ -188,7 +188,7 @@ def test_a_reader_continues_at_its_position_or_starts_over(log: ChangeLog) -> No
     for number, position in enumerate(positions):
         page = log.read(position)
         assert (page.snapshot, page.changes, page.position) == (None, changes[number + 1 :], 20)
-    log.compact(4, condensed)
+    log.compact(4, condense_rows)
     for number, position in enumerate(positions):
         page = log.read(position)
         assert page.position == 20
@@ -215,7 +215,7 @@ def test_reading_is_consistent_while_another_writes_and_compacts(log: ChangeLog)
                     )
                 )
                 if number % 3 == 0:
-                    log.compact(4, condensed)
+                    log.compact(4, condense_rows)
         finally:
             done.set()
 
@@ -244,8 +244,8 @@ def test_only_one_of_two_concurrent_compactions_takes_effect(log: ChangeLog) -> 
     def slowly(given: Sequence[Edit]) -> list[Edit]:
         if not once:
             once.extend(given)
-            log.compact(8, condensed)
-        return condensed(given)
+            log.compact(8, condense_rows)
+        return condense_rows(given)
 
     log.compact(5, slowly)
     page = log.read()
@@ -358,7 +358,7 @@ def opened(redis_server: ValkeyServer, tmp_path: Path) -> Iterator[Callable[[], 
         yield opened
 
 
-def lose(server: ValkeyServer, tmp_path: Path, rows: int) -> None:
+def drop_newest_rows(server: ValkeyServer, tmp_path: Path, rows: int) -> None:
     """Drop the newest rows and everybody's connection, as a failover does."""
     with server.client() as client:
         client.ltrim(f"lost-{tmp_path.name}-admin:changes", 0, -1 - rows)
@@ -372,7 +372,7 @@ def test_a_gate_agrees_with_the_log_after_the_server_has_lost_changes(
     gate = opened()
     for number in range(5):
         gate.set_override(f"old-{number}", "heavy", "1/minute")
-    lose(redis_server, tmp_path, lost)
+    drop_newest_rows(redis_server, tmp_path, lost)
     other = opened()
     for number in range(lost + 1):
         other.set_override(f"new-{number}", "heavy", "2/minute")
@@ -386,7 +386,7 @@ def test_changes_are_announced_once_even_if_the_log_is_read_again(
     for number in range(20):
         gate.add_exemption(f"agent-{number}")
     gate.subscribe(lambda event: heard.append(str(event)), PolicyChanged)
-    lose(redis_server, tmp_path, 1)
+    drop_newest_rows(redis_server, tmp_path, 1)
     wait_for(lambda: not gate.is_exempt("agent-19"), "the lost change to be gone")
     assert heard == [str(PolicyChanged("changes read again", ""))]
 

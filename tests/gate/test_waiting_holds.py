@@ -26,7 +26,7 @@ LINE = "-/-/planner\n\t\t"
 LATER = 0.25  # seconds until a hold that waits looks again
 
 
-class Line:
+class WaitingLine:
     """A gate, and an agent with a hold that waits for a slot."""
 
     def __init__(self, **settings: Any) -> None:
@@ -44,7 +44,7 @@ class Line:
 
 
 async def test_f1_a_hold_that_waits_keeps_no_other_session_waiting() -> None:
-    line = Line()
+    line = WaitingLine()
     waiting = await line.wait()
     other = await asyncio.wait_for(line.gate.ahold("planner", {}, session="two", timeout=30), 10)
     assert other
@@ -55,7 +55,7 @@ async def test_f1_a_hold_that_waits_keeps_no_other_session_waiting() -> None:
 
 
 async def test_f1_whatever_an_agent_settles_wakes_all_of_its_lines() -> None:
-    line = Line()
+    line = WaitingLine()
     second = line.gate.hold("planner", {}, session="two")  # all slots of the agent
     waiting = await line.wait(session="three")
     await second.asettle()  # the clock stands still: nothing else could wake it
@@ -64,7 +64,7 @@ async def test_f1_whatever_an_agent_settles_wakes_all_of_its_lines() -> None:
 
 @pytest.mark.parametrize("settings", [{"exempt": ["planner"]}, {"shadow": True}], ids=["exempt", "shadow"])
 def test_f1_an_agent_that_is_never_denied_never_waits(settings: dict[str, Any]) -> None:
-    line = Line(**settings)
+    line = WaitingLine(**settings)
     assert line.gate.hold("planner", {}, session="one", timeout=30)
     assert not line.gate._hold_queues.queues
 
@@ -85,7 +85,7 @@ Change = Callable[[Gate], object]
 async def test_f1_a_hold_that_waits_is_decided_by_the_rules_of_when_its_turn_comes(
     change: Change, state: str, reload: bool
 ) -> None:
-    line = Line()
+    line = WaitingLine()
     waiting = await line.wait()
     change(line.gate)
     if reload:
@@ -95,7 +95,7 @@ async def test_f1_a_hold_that_waits_is_decided_by_the_rules_of_when_its_turn_com
 
 
 async def test_f1_a_budget_that_is_lowered_denies_the_hold_that_waits() -> None:
-    line = Line()
+    line = WaitingLine()
     waiting = await line.wait(timeout=1)
     line.gate.set_account_limit("-/-/planner", "usd", "2/calendar day")
     await line.first.asettle()
@@ -105,7 +105,7 @@ async def test_f1_a_budget_that_is_lowered_denies_the_hold_that_waits() -> None:
 
 
 async def test_f1_a_hold_in_a_thread_is_decided_by_the_rules_of_when_its_turn_comes() -> None:
-    line = Line()
+    line = WaitingLine()
     holding = asyncio.to_thread(line.gate.hold, "planner", {}, session="one", timeout=30)
     waiting = asyncio.ensure_future(holding)
     await wait_until(lambda: line.gate._hold_queues.queues, "the hold to wait")
@@ -147,7 +147,7 @@ async def test_f1_however_many_lines_there_are_a_settlement_wakes_a_few_and_each
 
 
 async def test_f1_a_hold_waits_until_its_enforced_wait_is_over() -> None:
-    line = Line(backoff={"enforce": True})
+    line = WaitingLine(backoff={"enforce": True})
     assert not line.gate.hold("planner", {}, session="one")  # a violation: 1 second
     await line.first.asettle()
     waiting = await line.wait()
@@ -160,7 +160,7 @@ async def test_f1_a_hold_waits_until_its_enforced_wait_is_over() -> None:
 
 
 async def test_f1_a_hold_waits_no_longer_for_an_enforced_wait_that_is_not_enforced_any_more() -> None:
-    line = Line(backoff={"enforce": True, "steps": [60]})
+    line = WaitingLine(backoff={"enforce": True, "steps": [60]})
     assert not line.gate.hold("planner", {}, session="one")  # a violation: 60 seconds
     waiting = await line.wait()
     await line.first.asettle()
@@ -186,7 +186,7 @@ async def test_f1_a_hold_that_only_others_keep_waiting_is_no_violation() -> None
     await asyncio.wait((large,))
 
 
-def in_line(gate: Gate, thread: bool, costs: dict[str, int], **options: Any) -> asyncio.Future[AccountHold]:
+def start_hold(gate: Gate, thread: bool, costs: dict[str, int], **options: Any) -> asyncio.Future[AccountHold]:
     """A hold of the planner that a task waits for, or a thread."""
     return asyncio.ensure_future(
         asyncio.to_thread(gate.hold, "planner", costs, **options) if thread else gate.ahold("planner", costs, **options)
@@ -205,9 +205,9 @@ async def test_f1_a_hold_whose_turn_never_comes_is_told_of_an_enforced_wait_or_a
     gate.hold("planner", {"tokens": 30})
     if not blocked:
         assert not gate.hold("planner", {"tokens": 60})
-    first = in_line(gate, thread, {"tokens": 60}, timeout=120)
+    first = start_hold(gate, thread, {"tokens": 60}, timeout=120)
     await wait_until(lambda: gate._hold_queues.length(LINE) == 1, "the first")
-    second = in_line(gate, thread, {"tokens": 1}, timeout=0.1)
+    second = start_hold(gate, thread, {"tokens": 1}, timeout=0.1)
     await wait_until(lambda: gate._hold_queues.length(LINE) == 2, "the second")
     if blocked:
         gate.block("planner")
@@ -228,7 +228,7 @@ async def test_f1_an_id_is_held_once_though_its_agent_moves_while_it_waits(threa
     gate = Gate(policy, store=MemoryStore(clock=clock))
     gate.hold("planner", {})
     options: dict[str, Any] = {"hold_id": "job", "timeout": 30}
-    waiting = in_line(gate, thread, {"usd": 5}, **options)
+    waiting = start_hold(gate, thread, {"usd": 5}, **options)
     await wait_until(lambda: gate._hold_queues.queues, "the hold to wait")
     gate.set_account_limit("acme/-/planner", "slots", "2 in flight")
     assert gate.hold("planner", {"usd": 5}, hold_id="job")  # repeated, and granted first
@@ -251,7 +251,7 @@ async def test_f1_a_hold_whose_agent_moves_waits_for_its_new_account(thread: boo
     gate = Gate(policy, store=MemoryStore(clock=clock))
     gate.hold("first", {})
     second = gate.hold("second", {})
-    waiting = in_line(gate, thread, {}, timeout=10)
+    waiting = start_hold(gate, thread, {}, timeout=10)
     await wait_until(lambda: "acme" in gate._hold_queues._groups, "the hold to wait")
     gate.set_agent_account("planner", "globex")
     clock.advance(LATER)
@@ -267,7 +267,7 @@ async def test_f1_a_hold_whose_agent_moves_waits_no_longer_than_its_timeout(thre
     policy = Policy(accounts={"default": {"agent": {"slots": "1 in flight"}}}, agents={"planner": {"account": "acme"}})
     gate = Gate(policy, store=MemoryStore(clock=clock))
     gate.hold("planner", {})
-    waiting = in_line(gate, thread, {}, timeout=1)
+    waiting = start_hold(gate, thread, {}, timeout=1)
     await wait_until(lambda: "acme" in gate._hold_queues._groups, "the hold to wait")
     gate.set_agent_account("planner", "globex")
     gate.hold("planner", {})  # its slot there
@@ -304,7 +304,7 @@ def unanswered(redis_server: ValkeyServer) -> Iterator[tuple[Gate, ManualClock]]
 
 async def unanswered_hold(gate: Gate, clock: ManualClock, thread: bool = False) -> asyncio.Future[AccountHold]:
     """A hold that the server has made, and whose caller waits since it knows nothing of that."""
-    waiting = in_line(gate, thread, {}, timeout=30)
+    waiting = start_hold(gate, thread, {}, timeout=30)
     await wait_until(lambda: clock._alarms, "the hold to wait")
     assert gate.list_holds("acme")
     return waiting
@@ -360,7 +360,7 @@ async def test_f1_a_hold_that_a_server_makes_late_is_given_back_though_it_was_de
 
 @pytest.mark.parametrize("timeout", ["soon", -5, float("nan"), True, False])
 def test_f1_a_timeout_that_is_none_is_refused_whoever_asks(timeout: Any) -> None:
-    line = Line(exempt=["writer"])
+    line = WaitingLine(exempt=["writer"])
     for agent in ("planner", "writer"):
         with pytest.raises(InvalidInput, match="timeout: expected"):
             line.gate.hold(agent, {}, timeout=timeout)

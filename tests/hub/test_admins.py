@@ -29,7 +29,7 @@ FEW = Policy(limits={"light": "2/minute", "normal": "2/minute", "heavy": "2/minu
 
 
 @contextmanager
-def without_settings(data: Path, **changes: Any) -> Iterator[tuple[HubServer, httpx.Client]]:
+def hub_with_created_token(data: Path, **changes: Any) -> Iterator[tuple[HubServer, httpx.Client]]:
     """A hub whose admin has the token of the first start."""
     settings = {"admin_token": "", "viewer_token": "", **changes}
     with hub_server(data=data, **settings) as hub, hub.http(hub.hub.tokens.created) as admin:
@@ -37,14 +37,14 @@ def without_settings(data: Path, **changes: Any) -> Iterator[tuple[HubServer, ht
 
 
 @contextmanager
-def watching(hub: HubServer, token: str) -> Iterator[AgentConnection]:
+def open_dashboard(hub: HubServer, token: str) -> Iterator[AgentConnection]:
     """A dashboard that has its snapshot."""
     with hub.socket("/ws/dashboard") as wire:
         assert wire.ask("watch", token=token)["type"] == "snapshot"
         yield wire
 
 
-def closed(dashboard: AgentConnection) -> tuple[int, str]:
+def read_dashboard_close(dashboard: AgentConnection) -> tuple[int, str]:
     """How the hub has closed a dashboard, soon: a few updates may come before."""
     with suppress(ConnectionClosed):
         for _ in range(5):
@@ -236,7 +236,7 @@ def test_b6_rights_end_before_a_request_whose_body_is_on_its_way(step: str) -> N
 def test_b6_the_token_of_the_first_start_ends_for_a_body_on_its_way(tmp_path: Path) -> None:
     body = {"name": "eve", "role": "admin"}
     with (
-        without_settings(tmp_path) as (hub, admin),
+        hub_with_created_token(tmp_path) as (hub, admin),
         hub.http(add_operator(admin, "ada")) as ada,
         hub.unfinished_post(hub.hub.tokens.created, ADMINS, body) as request,
     ):
@@ -294,12 +294,12 @@ def test_b6_rights_that_end_close_the_dashboard_at_once(method: str, path: str, 
     with hub_server() as hub, hub.http(ADMIN) as admin:
         token = add_operator(admin, "ada")
         with (
-            watching(hub, token) as wire,
-            watching(hub, add_operator(admin, "grace")) as other,
-            watching(hub, ADMIN) as own,
+            open_dashboard(hub, token) as wire,
+            open_dashboard(hub, add_operator(admin, "grace")) as other,
+            open_dashboard(hub, ADMIN) as own,
         ):
             admin.request(method, path, json=body).raise_for_status()
-            assert closed(wire) == (1008, reason)
+            assert read_dashboard_close(wire) == (1008, reason)
             for still_open in (other, own):
                 assert still_open.hear()["type"] == "update"
             assert len(hub.hub.dashboard.sockets) == 2
@@ -328,22 +328,22 @@ def test_b6_a_token_that_is_revoked_while_a_dashboard_opens_opens_none(monkeypat
 
 
 def test_b6_the_token_of_the_first_start_is_revoked_for_good(tmp_path: Path, logged: list[Any]) -> None:
-    with without_settings(tmp_path) as (hub, admin):
+    with hub_with_created_token(tmp_path) as (hub, admin):
         first = hub.hub.tokens.created
         assert [one["kind"] for one in admin.get(ADMINS).json()["admins"]] == ["first_start"]
         assert status_and_error(admin.delete(f"{ADMINS}/admin")) == (409, "own_account")
         ada_token = add_operator(admin, "ada")
-        with hub.http(ada_token) as ada, watching(hub, first) as wire, watching(hub, ada_token) as other:
+        with hub.http(ada_token) as ada, open_dashboard(hub, first) as wire, open_dashboard(hub, ada_token) as other:
             removed = ada.delete(f"{ADMINS}/admin")
             assert (removed.status_code, removed.json()) == (200, {"name": "admin", "revoked": True})
-            assert closed(wire) == (1008, "the role of this operator has changed")
+            assert read_dashboard_close(wire) == (1008, "the role of this operator has changed")
             assert other.hear()["type"] == "update"
             assert admin.get(ADMINS).status_code == 401
             assert [one["name"] for one in ada.get(ADMINS).json()["admins"]] == ["ada"]
             assert status_and_error(ada.delete(f"{ADMINS}/admin")) == (404, "unknown_agent")
     (line,) = [line for line in logged if line["event"] == "token of the first start revoked"]
     assert line["by"] == "ada at 127.0.0.1"
-    with without_settings(tmp_path) as (hub, _):
+    with hub_with_created_token(tmp_path) as (hub, _):
         assert hub.hub.tokens.created == ""
         with hub.http(first) as old, hub.http(ada_token) as ada:
             assert (old.get(ADMINS).status_code, ada.get(ADMINS).status_code) == (401, 200)
@@ -364,29 +364,29 @@ def test_b6_a_hub_that_nobody_can_administer_says_how_to_get_in(tmp_path: Path, 
     def warned() -> int:
         return sum("set HEADGATE_ADMIN_TOKEN to get in" in line["event"] for line in logged)
 
-    with without_settings(tmp_path) as (hub, admin), hub.http(add_operator(admin, "ada")) as ada:
+    with hub_with_created_token(tmp_path) as (hub, admin), hub.http(add_operator(admin, "ada")) as ada:
         ada.delete(f"{ADMINS}/admin").raise_for_status()
-    with without_settings(tmp_path):
+    with hub_with_created_token(tmp_path):
         assert warned() == 0
     for file in tmp_path.glob("changes.db*"):
         file.unlink()
-    with without_settings(tmp_path):
+    with hub_with_created_token(tmp_path):
         assert warned() == 1
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[tuple[HubServer, httpx.Client]]:
+def hub_with_one_admin(tmp_path: Path) -> Iterator[tuple[HubServer, httpx.Client]]:
     """A hub whose only admin is ada."""
     with (
-        without_settings(tmp_path, dashboard_link="admin") as (hub, admin),
+        hub_with_created_token(tmp_path, dashboard_link="admin") as (hub, admin),
         hub.http(add_operator(admin, "ada")) as ada,
     ):
         ada.delete(f"{ADMINS}/admin").raise_for_status()
         yield hub, ada
 
 
-def test_b6_the_last_admin_stays(alone: tuple[HubServer, httpx.Client]) -> None:
-    hub, ada = alone
+def test_b6_the_last_admin_stays(hub_with_one_admin: tuple[HubServer, httpx.Client]) -> None:
+    hub, ada = hub_with_one_admin
     with hub.http(hub.hub.tokens.link) as link:  # which is an admin, but only as long as the hub runs
         for method, path, body in (
             ("DELETE", f"{ADMINS}/ada", None),
@@ -419,7 +419,7 @@ def test_b6_the_last_admin_stays(alone: tuple[HubServer, httpx.Client]) -> None:
 @pytest.mark.parametrize("step", ["role", "token", "block", "admins"])
 def test_b6_of_two_admins_who_remove_each_other_one_is_left(tmp_path: Path, step: str) -> None:
     with (
-        without_settings(tmp_path, dashboard_link="none") as (hub, _),
+        hub_with_created_token(tmp_path, dashboard_link="none") as (hub, _),
         operators(hub, "ada", "eve") as (ada, eve),
         ThreadPoolExecutor(2) as pool,
     ):
@@ -473,10 +473,10 @@ def test_b6_roles_hold_on_every_hub_of_a_store(fleet: HubFleet) -> None:
     with fleet.hub() as one, fleet.hub() as two, one.http(ADMIN) as admin:
         token = add_operator(admin, "ada")
         wait_for(lambda: two.hub.gate.role_of("ada") == "admin", "the role on the other hub")
-        with two.http(token) as ada, watching(two, token) as wire:
+        with two.http(token) as ada, open_dashboard(two, token) as wire:
             assert ada.get(ADMINS).status_code == 200
             admin.delete("/api/admin/agents/ada/role").raise_for_status()
-            assert closed(wire) == (1008, "the role of this operator has changed")
+            assert read_dashboard_close(wire) == (1008, "the role of this operator has changed")
             assert status_and_error(ada.get(ADMINS)) == (403, "forbidden")
 
 
@@ -496,4 +496,7 @@ def test_b6_while_the_store_is_away_operators_are_known_as_agents_are(monkeypatc
             assert ada.get(ADMINS).status_code == admin.get(ADMINS).status_code == 200
         with hub.socket("/ws/dashboard") as wire:
             wire.say("watch", token=grace)
-            assert closed(wire) == (1013, "the hub can't do this at the moment; try again")  # and not a wrong token
+            assert read_dashboard_close(wire) == (
+                1013,
+                "the hub can't do this at the moment; try again",
+            )  # and not a wrong token

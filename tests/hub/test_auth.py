@@ -48,13 +48,13 @@ def client(hub: HubServer) -> Iterator[httpx.Client]:
         yield client
 
 
-def each(*access: Access) -> pytest.MarkDecorator:
+def parametrize_routes(*access: Access) -> pytest.MarkDecorator:
     """A test for each route that these may use."""
     chosen = [route for route in ROUTES if route.access in access]
     return pytest.mark.parametrize("route", chosen, ids=[f"{route.method} {route.path}" for route in chosen])
 
 
-class Asking:
+class RouteCaller:
     """Makes the good request for a route, of a scene of its own, with whichever token."""
 
     def __init__(self, hub: HubServer, client: httpx.Client, route: Route) -> None:
@@ -83,11 +83,11 @@ class Asking:
 
 
 @pytest.fixture
-def asking(hub: HubServer, client: httpx.Client, route: Route) -> Asking:
-    return Asking(hub, client, route)
+def route_caller(hub: HubServer, client: httpx.Client, route: Route) -> RouteCaller:
+    return RouteCaller(hub, client, route)
 
 
-@each(*Access)
+@parametrize_routes(*Access)
 def test_the_right_token_passes(hub: HubServer, client: httpx.Client, route: Route) -> None:
     rightful: dict[Access, list[str | None]] = {
         Access.PROBE: [None, NOBODY, "agent", ADMIN, VIEWER],
@@ -99,19 +99,19 @@ def test_the_right_token_passes(hub: HubServer, client: httpx.Client, route: Rou
     }
     no_file = (409, "no_config")
     for token in rightful[route.access]:
-        asking = Asking(hub, client, route)
+        asking = RouteCaller(hub, client, route)
         whose = asking.scene.token if token == "agent" else token
         status = asking.status(whose and f"Bearer {whose}")
         assert status == (no_file if route.path == "/api/admin/reload" else (route.status, None))
 
 
-@each(Access.AGENT, Access.PROGRAM, Access.VIEWER, Access.ADMIN)
-def test_invalid_tokens_are_refused_and_change_nothing(hub: HubServer, route: Route, asking: Asking) -> None:
-    revoked, replaced = hub.register(asking.scene.newcomer), hub.register(asking.scene.channel)
-    hub.run(hub.hub.registry.revoke(asking.scene.newcomer))
-    hub.run(hub.hub.registry.rotate(asking.scene.channel))
-    good = asking.scene.token if route.access in (Access.AGENT, Access.PROGRAM) else ADMIN
-    assert asking.refused(
+@parametrize_routes(Access.AGENT, Access.PROGRAM, Access.VIEWER, Access.ADMIN)
+def test_invalid_tokens_are_refused_and_change_nothing(hub: HubServer, route: Route, route_caller: RouteCaller) -> None:
+    revoked, replaced = hub.register(route_caller.scene.newcomer), hub.register(route_caller.scene.channel)
+    hub.run(hub.hub.registry.revoke(route_caller.scene.newcomer))
+    hub.run(hub.hub.registry.rotate(route_caller.scene.channel))
+    good = route_caller.scene.token if route.access in (Access.AGENT, Access.PROGRAM) else ADMIN
+    assert route_caller.refused(
         None,
         "",
         "Bearer",
@@ -122,7 +122,7 @@ def test_invalid_tokens_are_refused_and_change_nothing(hub: HubServer, route: Ro
         f"Bearer {good[:-1]}",
         f"Bearer {good}x",
         f"Bearer {good.upper()}",
-        f"Bearer {asking.scene.agent}",
+        f"Bearer {route_caller.scene.agent}",
         f"Bearer {revoked}",
         f"Bearer {replaced}",
         f"Bearer {hub.run(hub.hub.registry.invite())}",
@@ -131,27 +131,27 @@ def test_invalid_tokens_are_refused_and_change_nothing(hub: HubServer, route: Ro
     ) == {(401, "unauthorized")}
 
 
-@each(Access.ANYONE)
-def test_open_routes_need_no_token_but_refuse_a_wrong_one(route: Route, asking: Asking) -> None:
-    assert asking.refused(f"Bearer {NOBODY}", f"Basic {asking.scene.token}", "") == {(401, "unauthorized")}
-    assert asking.status(None) == (route.status, None)
+@parametrize_routes(Access.ANYONE)
+def test_open_routes_need_no_token_but_refuse_a_wrong_one(route: Route, route_caller: RouteCaller) -> None:
+    assert route_caller.refused(f"Bearer {NOBODY}", f"Basic {route_caller.scene.token}", "") == {(401, "unauthorized")}
+    assert route_caller.status(None) == (route.status, None)
 
 
-@each(Access.ADMIN, Access.VIEWER)
-def test_b6_an_agent_is_neither_admin_nor_viewer(hub: HubServer, asking: Asking) -> None:
-    whom_it_is_about = hub.run(hub.hub.registry.rotate(asking.scene.other))
-    tried = asking.refused(f"Bearer {asking.scene.token}", f"Bearer {whom_it_is_about}")
+@parametrize_routes(Access.ADMIN, Access.VIEWER)
+def test_b6_an_agent_is_neither_admin_nor_viewer(hub: HubServer, route_caller: RouteCaller) -> None:
+    whom_it_is_about = hub.run(hub.hub.registry.rotate(route_caller.scene.other))
+    tried = route_caller.refused(f"Bearer {route_caller.scene.token}", f"Bearer {whom_it_is_about}")
     assert tried == {(403, "forbidden")}
 
 
-@each(Access.ADMIN, Access.AGENT, Access.PROGRAM)
-def test_a_viewer_only_looks_at_the_dashboard(asking: Asking) -> None:
-    assert asking.refused(f"Bearer {VIEWER}") == {(403, "forbidden")}
+@parametrize_routes(Access.ADMIN, Access.AGENT, Access.PROGRAM)
+def test_a_viewer_only_looks_at_the_dashboard(route_caller: RouteCaller) -> None:
+    assert route_caller.refused(f"Bearer {VIEWER}") == {(403, "forbidden")}
 
 
-@each(Access.AGENT)
-def test_the_admin_is_not_an_agent(asking: Asking) -> None:
-    assert asking.refused(f"Bearer {ADMIN}") == {(403, "forbidden")}
+@parametrize_routes(Access.AGENT)
+def test_the_admin_is_not_an_agent(route_caller: RouteCaller) -> None:
+    assert route_caller.refused(f"Bearer {ADMIN}") == {(403, "forbidden")}
 
 
 def test_routes_are_open_to_those_the_requirements_name() -> None:

@@ -35,7 +35,7 @@ def say(connection: AgentConnection, to: str = "nobody") -> wire.Envelope:
 
 
 @contextmanager
-def everywhere(hub: HubServer) -> Iterator[tuple[AgentConnection, httpx.Client, AgentConnection]]:
+def planner_on_every_way(hub: HubServer) -> Iterator[tuple[AgentConnection, httpx.Client, AgentConnection]]:
     """A planner on every way in: its WebSocket, with an open session, HTTP and the relay."""
     token = hub.register("planner")
     with (
@@ -62,7 +62,7 @@ def passes(socket: AgentConnection, http: httpx.Client, relay: AgentConnection) 
 @pytest.mark.parametrize("relay_rate_limit", ["1000000", "off"])
 def test_b6_a_blocked_agent_is_denied_on_open_connections_at_once(relay_rate_limit: str) -> None:
     with hub_server(relay_rate_limit=relay_rate_limit) as hub, hub.http(ADMIN) as admin, hub.agent("other") as other:
-        with everywhere(hub) as (socket, http, relay):
+        with planner_on_every_way(hub) as (socket, http, relay):
             assert passes(socket, http, relay) == [True] * 5
             told = {"agent_id": "planner", "blocked": True, "until": None, "reason": SECRET, "registered": True}
             assert block(admin, reason=SECRET) == told
@@ -77,7 +77,11 @@ def test_b6_a_blocked_agent_is_denied_on_open_connections_at_once(relay_rate_lim
 
 
 def test_b6_a_blocked_agent_is_told_so_but_not_why() -> None:
-    with hub_server(relay_rate_limit="off") as hub, hub.http(ADMIN) as admin, everywhere(hub) as (socket, http, relay):
+    with (
+        hub_server(relay_rate_limit="off") as hub,
+        hub.http(ADMIN) as admin,
+        planner_on_every_way(hub) as (socket, http, relay),
+    ):
         block(admin, reason=SECRET)
         denied = http.get("/api/tasks")
         assert (denied.status_code, denied.json()["error"]) == (429, "rate_limited")
@@ -98,7 +102,7 @@ def test_b6_a_blocked_agent_is_told_so_but_not_why() -> None:
 
 
 def test_b6_a_block_wins_over_an_exemption_and_an_override() -> None:
-    with hub_server(relay_rate_limit="off") as hub, hub.http(ADMIN) as admin, everywhere(hub) as parts:
+    with hub_server(relay_rate_limit="off") as hub, hub.http(ADMIN) as admin, planner_on_every_way(hub) as parts:
         admin.post(f"{LIMITS}/whitelist", json={"agent_id": "planner"}).raise_for_status()
         admin.put(f"{LIMITS}/planner", json={"light": "1000/second", "session": "1000/second"}).raise_for_status()
         block(admin)
@@ -106,7 +110,7 @@ def test_b6_a_block_wins_over_an_exemption_and_an_override() -> None:
 
 
 def test_b6_a_block_ends_by_itself() -> None:
-    with hub_server(relay_rate_limit="off") as hub, hub.http(ADMIN) as admin, everywhere(hub) as parts:
+    with hub_server(relay_rate_limit="off") as hub, hub.http(ADMIN) as admin, planner_on_every_way(hub) as parts:
         until = hub.clock.wall() + 300
         assert block(admin, until=until)["until"] == until
         hub.clock.advance(299)
@@ -218,7 +222,11 @@ def test_b6_an_agent_that_is_blocked_while_a_task_is_assigned_does_not_get_it(
 
 
 def test_b6_a_relay_flood_of_a_blocked_agent_is_slowed_down() -> None:
-    with hub_server(relay_rate_limit="off") as hub, hub.http(ADMIN) as admin, everywhere(hub) as (_, _, relay):
+    with (
+        hub_server(relay_rate_limit="off") as hub,
+        hub.http(ADMIN) as admin,
+        planner_on_every_way(hub) as (_, _, relay),
+    ):
         block(admin)
         for _ in range(12):
             assert say(relay).type == wire.MESSAGE_TYPE_RATE_LIMITED

@@ -46,13 +46,13 @@ class SlowApp:
         await plain_app(scope, receive, send)
 
 
-def asked(connection: socket.socket, path: str, more: str = "") -> bytes:
+def send_request(connection: socket.socket, path: str, more: str = "") -> bytes:
     connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{more}\r\n".encode())
     return connection.recv(65_536)
 
 
 @contextmanager
-def full(**bounds: int) -> Iterator[AppServer]:
+def full_server(**bounds: int) -> Iterator[AppServer]:
     """A server all of whose connections are busy."""
     app = SlowApp()
     with guarded_server(app, **bounds) as (server, _), ExitStack() as stack:
@@ -67,10 +67,10 @@ def test_an_idle_connection_gives_way_to_a_new_one() -> None:
     with guarded_server(SlowApp(), most=3) as (server, guard), ExitStack() as stack:
         connections = [stack.enter_context(server.connect()) for _ in range(3)]
         for one in reversed(connections):
-            assert asked(one, "/live").startswith(b"HTTP/1.1 204")
+            assert send_request(one, "/live").startswith(b"HTTP/1.1 204")
         for _ in range(3):
             new = stack.enter_context(server.connect())
-            assert asked(new, "/live").startswith(b"HTTP/1.1 204")
+            assert send_request(new, "/live").startswith(b"HTTP/1.1 204")
             read_to_end(connections.pop())  # the one that has been idle for the longest
         assert len(guard) == 3
 
@@ -87,10 +87,10 @@ def test_an_idle_connection_gives_way_to_a_new_one() -> None:
     ],
 )
 def test_a_full_hub_answers_probes_and_refuses_the_rest(bounds: dict[str, int], status: int, detail: bytes) -> None:
-    with full(**bounds) as server:
+    with full_server(**bounds) as server:
         for path, more in (("/slow", ""), ("/ws", UPGRADE)):
             with server.connect() as refused:
-                answer = asked(refused, path, more) + b"".join(iter(lambda: refused.recv(65_536), b""))
+                answer = send_request(refused, path, more) + b"".join(iter(lambda: refused.recv(65_536), b""))
                 assert answer.startswith(b"HTTP/1.1 %d " % status)
                 assert answer.endswith(b"}"), "and nothing follows"
                 assert detail in answer
@@ -98,14 +98,14 @@ def test_a_full_hub_answers_probes_and_refuses_the_rest(bounds: dict[str, int], 
             for _ in range(2 * RESERVE):
                 stack.enter_context(server.connect())
             with server.connect() as probe:
-                answer = asked(probe, "/live")
+                answer = send_request(probe, "/live")
                 assert answer.startswith(b"HTTP/1.1 204")
                 assert b"connection: close" in answer.lower()
 
 
 def test_a_proxy_is_no_address_of_a_client() -> None:
-    with full(most_per_address=2, trusted=["127.0.0.0/8"]) as server, server.connect() as third:  # type: ignore[arg-type]
-        assert b"connection: close" not in asked(third, "/live").lower()
+    with full_server(most_per_address=2, trusted=["127.0.0.0/8"]) as server, server.connect() as third:  # type: ignore[arg-type]
+        assert b"connection: close" not in send_request(third, "/live").lower()
 
 
 @pytest.mark.parametrize("bound", ["most", "most_per_address"])
@@ -123,7 +123,7 @@ def test_a_free_place_is_used_while_spare_connections_are_open(bound: str, monke
         busy[0].close()
         wait_for(lambda: len(guard) == 4, "a free place")
         new = stack.enter_context(server.connect())
-        assert b"connection: close" not in asked(new, "/live").lower(), "an ordinary connection"
+        assert b"connection: close" not in send_request(new, "/live").lower(), "an ordinary connection"
         new.sendall(b"GET /slow HTTP/1.1\r\n\r\n")
         wait_for(lambda: app.waiting == 3, "it to be busy")
         another = stack.enter_context(server.connect())
@@ -141,9 +141,9 @@ def test_an_address_may_have_its_websockets_and_http_connections_beside_them() -
         assert f"at most {websockets} connections from 127.0.0.1" in answer.json()["detail"]
         idle = [stack.enter_context(hub.connect()) for _ in range(HTTP_PER_ADDRESS)]
         for one in idle:
-            assert asked(one, "/live").startswith(b"HTTP/1.1 200")
+            assert send_request(one, "/live").startswith(b"HTTP/1.1 200")
         with hub.connect() as another:
-            assert b"connection: close" not in asked(another, "/live").lower(), "an idle one gives way"
+            assert b"connection: close" not in send_request(another, "/live").lower(), "an idle one gives way"
         read_to_end(idle[0])
         for agent in agents:
             assert agent.ask("ping")["error"] == "not_identified"
@@ -152,7 +152,7 @@ def test_an_address_may_have_its_websockets_and_http_connections_beside_them() -
 def test_a_websocket_refused_on_a_spare_connection_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GuardedConnection, "close_within", 0.2)
     handshake = f"GET /ws HTTP/1.1\r\nHost: localhost\r\n{UPGRADE}\r\n".encode()
-    with full(most=2) as server:
+    with full_server(most=2) as server:
         assert server.server is not None
         connections = server.server.server_state.connections
         with server.connect() as sends_on:
@@ -171,7 +171,7 @@ def test_many_idle_connections_do_not_fail_a_health_check() -> None:
             stack.enter_context(hub.connect())
         for path in ("/live", "/ready", "/health", "/api/health"):
             with hub.connect() as probe:
-                assert asked(probe, path).startswith(b"HTTP/1.1 200")
+                assert send_request(probe, path).startswith(b"HTTP/1.1 200")
 
 
 def test_a_peer_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_a_tls_handshake_that_never_comes_is_given_up(monkeypatch: pytest.Monkey
     context, trust = tls_contexts()
     with guarded_server(SlowApp(), tls=context) as (server, guard), ExitStack() as stack:
         good = stack.enter_context(trust.wrap_socket(server.connect(), server_hostname="127.0.0.1"))
-        assert asked(good, "/live").startswith(b"HTTP/1.1 204")
+        assert send_request(good, "/live").startswith(b"HTTP/1.1 204")
         monkeypatch.setattr(GuardedConnection, "head_within", 0.2)
         with server.connect() as silent, server.connect() as wrong:
             wait_for(lambda: len(guard) == 3, "both to be counted")
@@ -256,7 +256,7 @@ def test_the_head_of_a_request_has_its_own_time_after_the_tls_handshake(monkeypa
             (it,) = [one.transport for one in connections]
             assert isinstance(it, GuardedConnection)
             server.call(it.check, shaken + GuardedConnection.head_within - 1)
-            assert asked(secure, "/live").startswith(b"HTTP/1.1 204")
+            assert send_request(secure, "/live").startswith(b"HTTP/1.1 204")
         wait_for(lambda: not len(guard), "the end")
 
 

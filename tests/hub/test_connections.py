@@ -185,7 +185,7 @@ def test_total_connections_are_capped() -> None:
 
 
 @contextmanager
-def stuck(hub: HubServer) -> Iterator[AgentConnection]:
+def stuck_connection(hub: HubServer) -> Iterator[AgentConnection]:
     """A connection for which more waits than the kernel takes."""
     with hub.agent("boss") as boss, slow_reader(hub, "slow", hub.register("slow")) as slow:
         overfill(boss, slow)
@@ -199,7 +199,7 @@ def open_transports(hub: HubServer) -> int:
 
 @pytest.mark.parametrize("closes", [False, True])
 def test_a_connection_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch, closes: bool) -> None:
-    with hub_server(Policy(exempt=["boss"]), max_waiting=2) as hub, stuck(hub) as slow:
+    with hub_server(Policy(exempt=["boss"]), max_waiting=2) as hub, stuck_connection(hub) as slow:
         monkeypatch.setattr(GuardedConnection, "write_within", 0.2)
         if closes:
             goodbye = b"\x88\x82" + bytes(4) + (1000).to_bytes(2, "big")

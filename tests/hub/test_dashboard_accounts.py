@@ -23,7 +23,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_INTERVAL", 0.02)
 
 
-class Board:
+class AccountsDashboard:
     """What a dashboard knows of accounts: the snapshot, with all updates put into it."""
 
     def __init__(self, wire: AgentConnection, token: str) -> None:
@@ -51,13 +51,13 @@ class Board:
 
 
 @contextmanager
-def board(hub: HubServer, token: str = ADMIN) -> Iterator[Board]:
+def accounts_dashboard(hub: HubServer, token: str = ADMIN) -> Iterator[AccountsDashboard]:
     with hub.socket("/ws/dashboard") as wire:
-        yield Board(wire, token)
+        yield AccountsDashboard(wire, token)
 
 
 def test_f1_the_feed_sends_accounts_and_then_their_changes() -> None:
-    with hub_server(PAYS) as hub, board(hub) as shown:
+    with hub_server(PAYS) as hub, accounts_dashboard(hub) as shown:
         spend(hub, "4")
         hub.hub.gate.hold("writer", {"usd": "1.25"})
         shown.wait_until(lambda: shown.accounts.get("acme/search", {}).get("used") == 0.525, "the spending")
@@ -84,7 +84,11 @@ def test_f1_the_feed_sends_accounts_and_then_their_changes() -> None:
 
 @pytest.mark.parametrize("token", [VIEWER, ""], ids=["viewer", "public"])
 def test_f1_only_admins_get_accounts(token: str) -> None:
-    with hub_server(PAYS, public_dashboard=True) as hub, board(hub) as admin, board(hub, token) as other:
+    with (
+        hub_server(PAYS, public_dashboard=True) as hub,
+        accounts_dashboard(hub) as admin,
+        accounts_dashboard(hub, token) as other,
+    ):
         spend(hub, "9")
         admin.wait_until(lambda: admin.accounts.get("acme/search", {}).get("used") == 0.9, "the spending")
         admin.wait_until(lambda: admin.last("summary")["open_account_alerts"] == 1, "the alert")
@@ -104,11 +108,11 @@ def test_f1_nothing_is_read_unless_an_admin_looks(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Gate, "aaccounts", noted)
     with hub_server(PAYS) as hub:
-        with board(hub, VIEWER) as viewer:
+        with accounts_dashboard(hub, VIEWER) as viewer:
             for _ in range(3):
                 viewer.follow()
             assert asked == []
-        with board(hub) as admin:
+        with accounts_dashboard(hub) as admin:
             admin.wait_until(lambda: len(admin.accounts) == 2, "both")
         wait_for(lambda: not hub.hub.dashboard._accounts._running, "the end of it")
 
@@ -205,7 +209,7 @@ async def test_f1_limits_of_one_account_are_bounded() -> None:
 
 def test_f1_many_dashboards_share_what_is_read() -> None:
     with hub_server(PAYS) as hub, ExitStack() as stack:
-        boards = [stack.enter_context(board(hub)) for _ in range(5)]
+        boards = [stack.enter_context(accounts_dashboard(hub)) for _ in range(5)]
         spend(hub, "4")
         for one in boards:
             one.wait_until(lambda one=one: one.accounts.get("acme/search", {}).get("used") == 0.4, "the spending")

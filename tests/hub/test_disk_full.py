@@ -141,7 +141,7 @@ def test_every_route_that_writes_is_unavailable_and_changes_nothing(hub: HubProc
         admin.put("/api/admin/agents/exempt/role", json={"role": "viewer"})
         for path in ("accounts/acme", "account-defaults/levels/team", "account-defaults/plans/pro"):
             assert admin.put(f"/api/admin/{path}", json={"usd": "4/calendar day"}).status_code == 200
-    with agent_connection(hub, "bank", _rotated(hub, "bank")) as bank:
+    with agent_connection(hub, "bank", rotated_log(hub, "bank")) as bank:
         bank.ask("message", to="planner", body="for the mailbox")
     with hub.http(token) as planner:
         assert planner.post("/api/channels", json={"name": "plans"}).status_code == 201
@@ -168,7 +168,7 @@ def test_every_route_that_writes_is_unavailable_and_changes_nothing(hub: HubProc
     assert "Traceback" not in "".join(hub.err)
 
 
-def _rotated(hub: HubProcess, name: str) -> str:
+def rotated_log(hub: HubProcess, name: str) -> str:
     with hub.http() as admin:
         token: str = admin.post(f"/api/admin/agents/{name}/token").json()["token"]
         return token

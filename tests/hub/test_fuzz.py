@@ -111,7 +111,7 @@ UNSAID = "positive_data_acceptance"
 """What a JSON Schema can't say: which characters are printable, what the text of a limit is, that 1.0 is no integer."""
 
 
-def conforms(folder: Path, *options: str) -> str:
+def run_schemathesis(folder: Path, *options: str) -> str:
     """Run schemathesis, which knows only the document; what it prints."""
     with fuzzed_hub(folder, UNLIMITED) as (hub, tokens, _problems):
         config = folder / "schemathesis.toml"
@@ -132,14 +132,14 @@ def conforms(folder: Path, *options: str) -> str:
 
 @pytest.mark.long
 def test_b11_the_hub_answers_as_its_document_says(tmp_path: Path) -> None:
-    told = conforms(tmp_path, "--max-examples", "40", "--phases", "examples,coverage,fuzzing,stateful")
+    told = run_schemathesis(tmp_path, "--max-examples", "40", "--phases", "examples,coverage,fuzzing,stateful")
     assert re.search(rf"Tested: {len(ROUTES) - 1}\n", told), told  # all but the document itself
 
 
 # What was found -------------------------------------------------------------------------------------------------------
 
 
-def quiet(caplog: pytest.LogCaptureFixture) -> bool:
+def has_no_mistakes(caplog: pytest.LogCaptureFixture) -> bool:
     """Whether nothing was logged that is a mistake of the hub."""
     return not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
@@ -156,7 +156,7 @@ def test_b11_anything_sent_after_the_hub_has_closed_does_no_harm(caplog: pytest.
         receive_until(raw, b"10 invalid frames within a minute")
         raw.sendall(websocket_frame(1, b"\xff") + websocket_frame(8, (1008).to_bytes(2, "big")))
         assert raw.recv(65_536) == b""
-    assert quiet(caplog)
+    assert has_no_mistakes(caplog)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_b11_an_oversized_handshake_is_answered_and_closed(path: str, headers: s
 
 
 @contextmanager
-def in_time(hub: HubServer, agent: str) -> Iterator[AgentConnection]:
+def identified_in_time(hub: HubServer, agent: str) -> Iterator[AgentConnection]:
     """An agent whose handshake came within the time for it; on a busy machine it may take several."""
     token, deadline = hub.register(agent), time.monotonic() + PATIENCE
     wire: AgentConnection | None = None
@@ -188,7 +188,7 @@ def in_time(hub: HubServer, agent: str) -> Iterator[AgentConnection]:
 
 def test_b11_a_handshake_with_a_body_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GuardedConnection, "head_within", 0.2)
-    with hub_server() as hub, in_time(hub, "a") as still_there:
+    with hub_server() as hub, identified_in_time(hub, "a") as still_there:
         with hub.connect() as raw:
             raw.sendall(f"GET /ws {HANDSHAKE}Content-Length: 5\r\n\r\n".encode())
             assert raw.recv(65_536).startswith(b"HTTP/1.1 400 ")
@@ -220,10 +220,10 @@ def test_b11_hanging_up_on_pipelined_requests_logs_no_error(caplog: pytest.LogCa
         go_on.set()
         held.result(PATIENCE)
         hub.call(lambda: None)
-    assert quiet(caplog)
+    assert has_no_mistakes(caplog)
 
 
-def last_words(hub: HubServer, path: str, sent: bytes, *, wait: bool = True) -> int:
+def close_code_after(hub: HubServer, path: str, sent: bytes, *, wait: bool = True) -> int:
     """Send bytes after a handshake, or together with it; the code of the close."""
     with hub.connect() as raw:
         handshake, heard = f"GET {path} {HANDSHAKE}\r\n".encode(), b""
@@ -239,18 +239,18 @@ def last_words(hub: HubServer, path: str, sent: bytes, *, wait: bool = True) -> 
 
 def test_b11_invalid_frames_before_the_handshake_is_answered_are_refused(caplog: pytest.LogCaptureFixture) -> None:
     with hub_server() as hub:
-        assert last_words(hub, "/ws", websocket_frame(3, b"reserved") * 500, wait=False) == 1002
-    assert quiet(caplog)
+        assert close_code_after(hub, "/ws", websocket_frame(3, b"reserved") * 500, wait=False) == 1002
+    assert has_no_mistakes(caplog)
 
 
 def test_b11_a_close_right_after_invalid_text_does_not_hide_it(caplog: pytest.LogCaptureFixture) -> None:
     with hub_server() as hub:
-        assert last_words(hub, "/ws", websocket_frame(1, b"\xff") + websocket_frame(8, b"")) == 1007
-    assert quiet(caplog)
+        assert close_code_after(hub, "/ws", websocket_frame(1, b"\xff") + websocket_frame(8, b"")) == 1007
+    assert has_no_mistakes(caplog)
 
 
 def test_b11_a_long_reason_beyond_ascii_closes_a_dashboard(caplog: pytest.LogCaptureFixture) -> None:
     with hub_server() as hub:
         unknown = b'{"' + "💥".encode() * 100 + b'":1}'
-        assert last_words(hub, "/ws/dashboard", websocket_frame(1, unknown)) == 1008
-    assert quiet(caplog)
+        assert close_code_after(hub, "/ws/dashboard", websocket_frame(1, unknown)) == 1008
+    assert has_no_mistakes(caplog)

@@ -233,7 +233,7 @@ def test_a_full_slot_is_worth_a_retry_in_a_second(tenant: Tenant) -> None:
     assert "x-should-retry" not in answer.headers
 
 
-class Waiting:
+class WaitingHold:
     """A hold of the planner that waits for one of its slots, which all are taken."""
 
     def __init__(self, tenant: Tenant, answer: Future[httpx.Response], taken: str) -> None:
@@ -248,12 +248,12 @@ class Waiting:
 
 
 @contextmanager
-def waiting_hold(tenant: Tenant, **more: Any) -> Iterator[Waiting]:
+def waiting_hold(tenant: Tenant, **more: Any) -> Iterator[WaitingHold]:
     taken = [hold(tenant.planner, {})["id"] for _ in range(3)]
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(tenant.planner.post, "/v1/holds", json={"timeout": 30, **more})
         wait_for(lambda: tenant.hub.hub.gate._hold_queues.queues, "the hold to wait")
-        yield Waiting(tenant, answer, taken[0])
+        yield WaitingHold(tenant, answer, taken[0])
 
 
 def test_a_hold_waits_for_its_turn_if_it_is_told_to(tenant: Tenant) -> None:

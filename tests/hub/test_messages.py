@@ -38,7 +38,7 @@ def all_mail(http: httpx.Client) -> list[tuple[int, str, Any]]:
 
 
 @contextmanager
-def beside_a_slow_reader() -> Iterator[tuple[HubServer, AgentConnection, AgentConnection]]:
+def hub_with_slow_reader() -> Iterator[tuple[HubServer, AgentConnection, AgentConnection]]:
     """A hub that queues four frames, an agent without limits, and the agent "slow", which is a slow reader."""
     with (
         hub_server(Policy(exempt=["planner"]), max_waiting=4) as hub,
@@ -347,7 +347,7 @@ def test_messages_that_the_disk_has_not_taken_at_the_end_are_counted_as_lost(
 
 
 def test_a_slow_reader_that_reads_on_gets_everything_in_order() -> None:
-    with beside_a_slow_reader() as (_, planner, slow):
+    with hub_with_slow_reader() as (_, planner, slow):
         taken = overfill(planner, slow)
         assert [slow.hear()["body"][0] for _ in range(taken)] == list(range(taken))
         assert planner.ask("message", to="slow", body="small")["delivered"], "there is room again"
@@ -355,7 +355,7 @@ def test_a_slow_reader_that_reads_on_gets_everything_in_order() -> None:
 
 
 def test_a_slow_reader_whose_token_is_replaced_is_dropped_without_loss() -> None:
-    with beside_a_slow_reader() as (hub, planner, slow):
+    with hub_with_slow_reader() as (hub, planner, slow):
         taken = overfill(planner, slow)
         token = hub.run(hub.hub.registry.rotate("slow"))
         wait_for(lambda: len(hub.hub.presence.sockets) == 1, "its place to be free")
@@ -447,7 +447,7 @@ def fall_behind(boss: AgentConnection, slow: AgentConnection, hub: HubServer, ch
 
 
 def test_a_slow_reader_is_told_that_its_chat_channel_was_deleted() -> None:
-    with beside_a_slow_reader() as (hub, boss, slow), hub.http(hub.register("owner")) as http:
+    with hub_with_slow_reader() as (hub, boss, slow), hub.http(hub.register("owner")) as http:
         assert http.post("/api/channels", json={"name": "room"}).status_code == 201
         assert slow.ask("channel_subscribe", channel="room")["type"] == "subscribed"
         sent = fall_behind(boss, slow, hub, "room")
@@ -461,7 +461,7 @@ def test_a_slow_reader_is_told_that_its_chat_channel_was_deleted() -> None:
 
 
 def test_nothing_of_a_chat_channel_comes_after_the_end_of_the_subscription() -> None:
-    with beside_a_slow_reader() as (hub, boss, slow):
+    with hub_with_slow_reader() as (hub, boss, slow):
         assert slow.ask("channel_subscribe", channel="general")["type"] == "subscribed"
         sent = fall_behind(boss, slow, hub, "general")
         slow.say("channel_unsubscribe", channel="general", id=7)
@@ -482,7 +482,7 @@ def test_a_slow_reader_that_hangs_up_while_it_unsubscribes_is_gone() -> None:
 
 
 def test_a_slow_reader_is_told_how_many_chat_messages_it_has_missed() -> None:
-    with beside_a_slow_reader() as (hub, boss, slow):
+    with hub_with_slow_reader() as (hub, boss, slow):
         assert slow.ask("channel_subscribe", channel="general")["type"] == "subscribed"
 
         last = fall_behind(boss, slow, hub, "general")

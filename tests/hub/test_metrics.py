@@ -272,7 +272,7 @@ STEP = st.one_of(
 )  # fmt: skip
 
 
-async def take(hub: Hub, clock: ManualClock, kind: str, *given: Any) -> None:
+async def make_traffic(hub: Hub, clock: ManualClock, kind: str, *given: Any) -> None:
     """One step of some traffic."""
     if kind == "check":
         agent, channel, tier = given
@@ -309,7 +309,7 @@ def test_counters_never_go_down(steps: list[tuple[Any, ...]]) -> None:
         async with Hub(hub_settings(), store=MemoryStore(clock=clock)) as hub:
             before = counted(exposition(hub.metric_sources))
             for step in steps:
-                await take(hub, clock, *step)
+                await make_traffic(hub, clock, *step)
                 after = counted(exposition(hub.metric_sources))
                 fallen = {one: (count, after.get(one, 0)) for one, count in before.items() if after.get(one, 0) < count}
                 assert fallen == {}

@@ -178,17 +178,17 @@ async def test_during_an_outage_only_known_agents_are_verified(server: ValkeySer
             with pytest.raises(StoreAway):
                 await away
         server.start()
-        await wait_until(lambda: _back(one, "known", known), "the server")
+        await wait_until(lambda: server_answers(one, "known", known), "the server")
         assert not await one.verify("revoked", revoked)
         assert await one.verify("unseen", unseen)
-        await wait_until(lambda: _back(other, "known", known), "the server")
+        await wait_until(lambda: server_answers(other, "known", known), "the server")
         heard.clear()
         await other.revoke("known")
         await wait_until(lambda: heard == ["known"], "the news, over another connection")
         assert not await one.verify("known", known)
 
 
-async def _back(registry: Registry, agent: str, token: str) -> bool:
+async def server_answers(registry: Registry, agent: str, token: str) -> bool:
     """Whether the server answers again."""
     try:
         return [one.agent for one in await registry.agents()] != [] and await registry.verify(agent, token)
@@ -233,17 +233,19 @@ async def test_the_cache_is_bounded_to_the_latest_agents(
 
 
 @asynccontextmanager
-async def impatient(server: ValkeyServer, agent: str) -> AsyncIterator[tuple[Registry, str]]:
+async def impatient_registry(server: ValkeyServer, agent: str) -> AsyncIterator[tuple[Registry, str]]:
     """A registry that doesn't wait long for the server, and has just verified an agent by the token."""
     async with redis_registry(server.url, "hubs:") as patient:
         token = await patient.register(agent)
     async with redis_registry(server.url, "hubs:", timeout=0.25) as registry:
-        await wait_until(lambda: _back(registry, agent, token), "the server, as soon as the machine is quick enough")
+        await wait_until(
+            lambda: server_answers(registry, agent, token), "the server, as soon as the machine is quick enough"
+        )
         yield registry, token
 
 
 async def test_a_server_that_hangs_does_not_delay_every_caller(server: ValkeyServer) -> None:
-    async with impatient(server, "a") as (registry, token):
+    async with impatient_registry(server, "a") as (registry, token):
         roll: Any = registry._store
         client, asked = roll._clients.aclient, []
 
@@ -257,7 +259,7 @@ async def test_a_server_that_hangs_does_not_delay_every_caller(server: ValkeySer
         assert answers == [True] * 500
         assert 1 <= len(asked) < 100  # as many as ask at the same time, and now and then one more
         server.signal(signal.SIGCONT)
-        await wait_until(lambda: _back(registry, "a", token), "the server")
+        await wait_until(lambda: server_answers(registry, "a", token), "the server")
 
 
 async def test_many_concurrent_lookups_use_few_connections(server: ValkeyServer) -> None:
@@ -277,7 +279,7 @@ async def test_a_hub_started_during_an_outage_follows_changes_afterwards(server:
         with pytest.raises(StoreAway):
             await registry.verify("a", token)
         server.start()
-        await wait_until(lambda: _back(registry, "a", token), "the server")
+        await wait_until(lambda: server_answers(registry, "a", token), "the server")
         async with redis_registry(server.url, "hubs:") as other:
             await other.revoke("a")
         await wait_until(lambda: heard == ["a"], "the revocation")
@@ -285,17 +287,17 @@ async def test_a_hub_started_during_an_outage_follows_changes_afterwards(server:
 
 @pytest.mark.long
 async def test_a_change_whose_answer_timed_out_is_announced(server: ValkeyServer) -> None:
-    async with impatient(server, "a") as (registry, token):
+    async with impatient_registry(server, "a") as (registry, token):
         heard = revocations(registry)
         server.signal(signal.SIGSTOP)
         with pytest.raises(StoreAway):
             await registry.revoke("a")  # which waits in the server's socket, and is carried out later
         server.signal(signal.SIGCONT)
         await wait_until(lambda: heard == ["a"], "the revocation")
-        await wait_until(lambda: _gone(registry, token), "the token")
+        await wait_until(lambda: is_revoked(registry, token), "the token")
 
 
-async def _gone(registry: Registry, token: str) -> bool:
+async def is_revoked(registry: Registry, token: str) -> bool:
     try:
         return await registry.owner(token) is None
     except StoreAway:

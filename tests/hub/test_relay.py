@@ -256,7 +256,7 @@ def test_an_address_without_a_connection_is_unreachable() -> None:
 
 
 @contextmanager
-def overflowing(hub: RelayHub, alice: RelayAgent) -> Iterator[tuple[RelayAgent, list[str]]]:
+def overflowing_connection(hub: RelayHub, alice: RelayAgent) -> Iterator[tuple[RelayAgent, list[str]]]:
     """A connection of bob's that doesn't read, when no more waits for it than may; and what was acknowledged."""
     with hub.agent("bob", max_queue=1) as bob:
         taken: list[str] = []
@@ -270,7 +270,11 @@ def overflowing(hub: RelayHub, alice: RelayAgent) -> Iterator[tuple[RelayAgent, 
 
 
 def test_a_slow_reader_delays_nobody() -> None:
-    with RelayHub(rate="off", room=3) as hub, hub.agent("alice") as alice, overflowing(hub, alice) as (bob, taken):
+    with (
+        RelayHub(rate="off", room=3) as hub,
+        hub.agent("alice") as alice,
+        overflowing_connection(hub, alice) as (bob, taken),
+    ):
         assert alice.say("bob").error.code == "busy"
         assert alice.say("alice").type == ACK
         alice.read()
@@ -362,7 +366,11 @@ def test_a_stopping_hub_says_when_to_reconnect() -> None:
 def test_a_stopping_hub_sends_acknowledged_envelopes(monkeypatch: pytest.MonkeyPatch) -> None:
     for patience in ("_FLUSH", "_DRAIN"):
         monkeypatch.setattr(f"headgate.hub.sockets.relay.{patience}", PATIENCE)
-    with RelayHub(rate="off", room=3) as hub, hub.agent("alice") as alice, overflowing(hub, alice) as (bob, taken):
+    with (
+        RelayHub(rate="off", room=3) as hub,
+        hub.agent("alice") as alice,
+        overflowing_connection(hub, alice) as (bob, taken),
+    ):
         with ThreadPoolExecutor() as threads:
             drained = threads.submit(hub.server.run, hub.relay.drain(lambda: 1))
             assert alice.ended()[0] == 1012
@@ -373,7 +381,11 @@ def test_a_stopping_hub_sends_acknowledged_envelopes(monkeypatch: pytest.MonkeyP
 
 
 def test_a_stopping_hub_does_not_wait_for_slow_readers() -> None:
-    with RelayHub(rate="off", room=3) as hub, hub.agent("alice") as alice, overflowing(hub, alice) as (bob, _):
+    with (
+        RelayHub(rate="off", room=3) as hub,
+        hub.agent("alice") as alice,
+        overflowing_connection(hub, alice) as (bob, _),
+    ):
         hub.server.run(hub.relay.drain(lambda: 1))
         assert alice.ended()[0] == 1012
         bob.socket.socket.close()

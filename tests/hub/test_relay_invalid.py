@@ -101,7 +101,7 @@ def test_b11_a_run_of_denials_is_read_more_slowly() -> None:
 # Anything at all -----------------------------------------------------------------------------------------------------
 
 
-def mutated(chance: random.Random, frame: bytes) -> bytes:
+def mutate(chance: random.Random, frame: bytes) -> bytes:
     """A frame with something cut out, put in, changed or said twice."""
     for _ in range(chance.randint(1, 2)):
         start, end = sorted(chance.randrange(len(frame) + 1) for _ in range(2))
@@ -144,7 +144,7 @@ def fuzz(chance: random.Random, hub: RelayHub) -> bytes | str:
     if kind < 6:
         return random_envelope(chance).SerializeToString()
     frame = hub.data(chance.choice(["alice", "bob", "nobody"]), chance.randbytes(30)).SerializeToString()
-    return frame if kind == 6 else mutated(chance, frame)
+    return frame if kind == 6 else mutate(chance, frame)
 
 
 def test_fuzzed_envelopes_do_no_harm(caplog: pytest.LogCaptureFixture) -> None:

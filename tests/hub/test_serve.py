@@ -55,7 +55,7 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
-def failing(*attempts: list[str], **environment: str) -> list[str]:
+def startup_errors(*attempts: list[str], **environment: str) -> list[str]:
     """What the program says when it can't start with these options, one attempt after the other in one process."""
     command = [sys.executable, "-c", IN_TURN, json.dumps(attempts)]
     surroundings = {**os.environ, **environment}
@@ -175,7 +175,7 @@ def test_invalid_settings_are_reported_and_nothing_is_started(tmp_path: Path) ->
         f"--store redis://:a-password@h:99999 --data {tmp_path}/b": "store: expected a URL such as redis://",
     }
     attempts = [["--data", str(data), *options.split()] for options in expected]
-    for told, start in zip(failing(*attempts), expected.values(), strict=True):
+    for told, start in zip(startup_errors(*attempts), expected.values(), strict=True):
         assert told.startswith(start)
         assert "a-password" not in told
     assert not data.exists()
@@ -186,7 +186,7 @@ def test_a_port_and_a_directory_belong_to_one_hub_at_a_time(tmp_path: Path) -> N
     with unused_port() as port, hub_process(tmp_path, "--port", str(port)) as hub:
         assert hub.port == port
         other = str(tmp_path / "other")
-        in_use, taken = failing(["--port", str(hub.port), "--data", other], ["--data", str(tmp_path)])
+        in_use, taken = startup_errors(["--port", str(hub.port), "--data", other], ["--data", str(tmp_path)])
         listening = f"127.0.0.1 port {hub.port}: expected an address to listen on, got: Address already in use"
         assert in_use == f"{listening}; choose another with --host or --port"
         assert taken == f"{tmp_path}: another hub uses this directory; give this one another by --data"
@@ -213,7 +213,7 @@ sys.meta_path.insert(0, Missing())
 def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SABOTAGE)
     surroundings = {"PYTHONPATH": f"{tmp_path}:{PACKAGES}"}
-    (told,) = failing(["--data", str(tmp_path)], **surroundings)
+    (told,) = startup_errors(["--data", str(tmp_path)], **surroundings)
     assert re.fullmatch(
         r"the hub needs more than the core: No module named '\w+'; in a checkout: pip install '\.\[server\]'", told
     )
@@ -360,7 +360,7 @@ for name in ("owner", "verify", "register", "rotate"):
 """
 
 
-def hello(address: str, token: str) -> bytes:
+def send_relay_hello(address: str, token: str) -> bytes:
     envelope = wire.Envelope(id="1", type=wire.MESSAGE_TYPE_HELLO, hello=wire.Hello(address=address, token=token))
     return envelope.SerializeToString()
 
@@ -385,7 +385,7 @@ def use_everywhere(hub: HubProcess, agent: str, token: str) -> None:
             connection.send(first)
             with suppress(ConnectionClosed):
                 connection.recv(PATIENCE)
-    for envelope in (hello(agent, token), hello(agent, token)[:-1], token.encode()):
+    for envelope in (send_relay_hello(agent, token), send_relay_hello(agent, token)[:-1], token.encode()):
         with connect(f"ws://{hub}/relay", proxy=None, open_timeout=PATIENCE) as connection:
             connection.send(envelope)
             with suppress(ConnectionClosed):

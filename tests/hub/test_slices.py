@@ -34,7 +34,7 @@ ANY_FRAME = st.tuples(
 )
 
 
-def written(first: int, length: int, masked: bool) -> bytes:
+def websocket_frame_bytes(first: int, length: int, masked: bool) -> bytes:
     bit = 0x80 * masked
     if length < 126:
         size = bytes([bit | length])
@@ -49,7 +49,7 @@ def written(first: int, length: int, masked: bool) -> bytes:
 def test_every_frame_is_counted_once_however_the_bytes_come(
     frames: list[tuple[int, int, bool]], cuts: list[int]
 ) -> None:
-    data = b"".join(written(*one) for one in frames)
+    data = b"".join(websocket_frame_bytes(*one) for one in frames)
     meter, begin, slices = FrameMeter(), 0, 0
     for end in [*sorted(cut for cut in cuts if cut < len(data)), len(data)]:
         part, at = data[begin:end], 0
@@ -70,7 +70,7 @@ def test_only_whole_messages_are_skipped_however_the_bytes_come(
     frames: list[tuple[int, int, bool]], cuts: list[int], parsed: int
 ) -> None:
     """After so many slices that are parsed; a frame of which the parser has a part is parsed to its end."""
-    data = b"".join(written(*one) for one in frames)
+    data = b"".join(websocket_frame_bytes(*one) for one in frames)
     meter, begin, slices, passed = FrameMeter(), 0, 0, b""
     for end in [*sorted(cut for cut in cuts if cut < len(data)), len(data)]:
         part, at = data[begin:end], 0
@@ -82,7 +82,7 @@ def test_only_whole_messages_are_skipped_however_the_bytes_come(
             at, slices = after, slices + 1
         begin = end
     for first, length, masked in frames:
-        one = written(first, length, masked)
+        one = websocket_frame_bytes(first, length, masked)
         if passed.startswith(one):
             passed = passed[len(one) :]
         else:

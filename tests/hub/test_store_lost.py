@@ -70,14 +70,14 @@ def health(hub: HubServer) -> dict[str, Any]:
         return found
 
 
-def until_store_is(hub: HubServer, state: str) -> None:
+def wait_until_store_is(hub: HubServer, state: str) -> None:
     wait_for(lambda: health(hub)["store"] == state, f"a store that is {state}")
 
 
 def lose_data(server: ValkeyServer, hub: HubServer) -> None:
     """Let a server lose everything, and the hub notice it."""
     flush(server)
-    until_store_is(hub, "lost")
+    wait_until_store_is(hub, "lost")
 
 
 def lose_and_accept(server: ValkeyServer, hub: HubServer, agent_data: str = "drop") -> None:
@@ -184,7 +184,7 @@ def test_a_budget_is_not_granted_again_until_the_loss_is_accepted(own_server: Va
             wait_for(lambda: hub.hub.gate._hold_queues.queues, "the second hold to wait")
             with own_server.client() as client:
                 client.delete(*client.keys("*:generation"))
-            until_store_is(hub, "lost")
+            wait_until_store_is(hub, "lost")
             assert waiting.result(PATIENCE) == (503, "store_lost")
             assert change("settle", costs={"usd": 5}) == (200, "")
             flush(own_server)
@@ -208,7 +208,7 @@ def test_overrides_stay_in_effect_after_a_flush(own_server: ValkeyServer, hub: H
 def test_overrides_stay_in_effect_after_a_restart_without_persistence(own_server: ValkeyServer, hub: HubServer) -> None:
     assert set_override(hub) == 200
     own_server.restart()
-    until_store_is(hub, "lost")
+    wait_until_store_is(hub, "lost")
     with own_server.client() as client:  # the hub listens again, and has asked for the changes that it may have missed
         wait_for(lambda: client.pubsub_numsub("headgate-admin:changes")[0][1], "the follower")
     assert set_override(hub, "8/minute") == 503
@@ -395,7 +395,7 @@ def test_a_store_from_an_older_backup_is_lost(own_server: ValkeyServer, tmp_path
         newer = dump(own_server)
         flush(own_server)
         restore(own_server, older)
-        until_store_is(hub, "lost")
+        wait_until_store_is(hub, "lost")
         wait_for(lambda: health(hub)["problems"][0].startswith(OLDER), "the probe")
         assert (register(hub, "bank"), set_override(hub, "8/minute")) == ((503, "store_lost"), 503)
         with hub.http(old) as caller:
@@ -404,7 +404,7 @@ def test_a_store_from_an_older_backup_is_lost(own_server: ValkeyServer, tmp_path
     with hub_on(own_server, tmp_path) as hub:
         assert health(hub)["store"] == "lost", "after a restart as well"
         restore(own_server, newer)
-        until_store_is(hub, "ok")
+        wait_until_store_is(hub, "ok")
 
 
 def test_what_was_seen_right_before_a_stop_counts_too(
@@ -431,7 +431,7 @@ def test_a_part_of_the_data_that_is_missing_is_noticed(own_server: ValkeyServer,
             assert client.delete(f"headgate-admin:{part}") == 1
         changed = set_override(hub, "8/minute") if part == "changes" else register(hub, "bank")[0]
         assert changed == 503, "before the next probe"
-        until_store_is(hub, "lost")
+        wait_until_store_is(hub, "lost")
         wait_for(lambda: health(hub)["problems"][0].startswith(OLDER), "the probe")
     with hub_on(own_server, tmp_path) as hub:
         assert health(hub)["store"] == "lost"
@@ -446,7 +446,7 @@ def test_an_older_store_can_be_accepted(own_server: ValkeyServer, tmp_path: Path
             wait_for(lambda hub=hub: hub.hub.store_guard._saved[1].agents == 2, "the probe")  # type: ignore[misc]
         restore(own_server, older)
         for hub in (one, two):
-            until_store_is(hub, "lost")
+            wait_until_store_is(hub, "lost")
         with ThreadPoolExecutor() as admins:
             answers = list(admins.map(lambda hub: accept(hub, "drop"), [one, two, one, two]))
         assert sum(answer["accepted"] for _, answer in answers) == 2
@@ -479,7 +479,7 @@ def test_hubs_adopt_the_generation_of_the_first(own_server: ValkeyServer, tmp_pa
         assert register(two, "bank") == (503, "store_lost")
         assert accept(one, "drop")[0] == 200
         assert register(one, "bank") == (201, "")
-        until_store_is(two, "lost")
+        wait_until_store_is(two, "lost")
         assert register(two, "clerk") == (503, "store_lost"), "until it is accepted there as well"
         assert accept(two, "drop")[0] == 200
         assert health(one)["store"] == health(two)["store"] == "ok"
@@ -539,10 +539,10 @@ def test_half_a_generation_is_lost_until_it_is_accepted(own_server: ValkeyServer
     with own_server.client() as client:
         client.delete("headgate-admin:{agents}1:generation")
     with hub_on(own_server, tmp_path / "second") as hub:
-        until_store_is(hub, "lost")
+        wait_until_store_is(hub, "lost")
         assert register(hub, "bank") == (503, "store_lost")
         assert accept(hub, "drop")[0] == 200
-        until_store_is(hub, "ok")
+        wait_until_store_is(hub, "ok")
         assert register(hub, "bank") == (201, "")
 
 
@@ -577,7 +577,7 @@ def test_a_store_that_has_its_data_again_needs_nothing_else(
     saved = dump(own_server)
     lose_data(own_server, hub)
     restore(own_server, saved)
-    until_store_is(hub, "ok")
+    wait_until_store_is(hub, "ok")
     assert hub.run(hub.hub.registry.verify("bank", token))
     assert register(hub, "bank") == (409, "exists")
     assert set_override(hub, "8/minute") == 200
@@ -637,7 +637,9 @@ def test_sessions_and_chat_channels_are_kept_or_dropped_as_the_admin_says(
             assert http.post("/api/channels", json={"name": "plans"}).status_code == 201
             assert agent.ask("session_open", session="s", rate=1, burst=5)["type"] == "session_opened"
             lose_and_accept(own_server, hub, choice)
-        assert inherited(hub) == (["signal_logged", "plans"] if choice == "keep" else ["session_closed", "forbidden"])
+        assert use_old_session_and_channel(hub) == (
+            ["signal_logged", "plans"] if choice == "keep" else ["session_closed", "forbidden"]
+        )
         assert hub.hub.sessions.open_sessions == (choice == "keep")
     with hub_on(own_server, tmp_path) as hub:
         assert hub.hub.sessions.open_sessions == (choice == "keep"), "after a restart as well"
@@ -645,7 +647,7 @@ def test_sessions_and_chat_channels_are_kept_or_dropped_as_the_admin_says(
         assert [(one.name, one.creator) for one in channels][1:] == ([] if choice == "keep" else [("plans", "")])
 
 
-def inherited(hub: HubServer) -> list[str]:
+def use_old_session_and_channel(hub: HubServer) -> list[str]:
     """What becomes of a signal in the session of the old bank, and of a deletion of its chat channel."""
     signal = {"type": "a", "entity": "b", "weight": 1, "timestamp": 1}
     with hub.http(ADMIN) as admin:
@@ -743,7 +745,7 @@ def test_admins_who_accept_at_the_same_time_start_one_generation(own_server: Val
         for _ in range(3):
             flush(own_server)
             for hub in (one, two):
-                until_store_is(hub, "lost")
+                wait_until_store_is(hub, "lost")
             with ThreadPoolExecutor() as admins:
                 answers = list(admins.map(lambda hub: accept(hub, "drop"), [one, one, one, two, two]))
             assert [status for status, _ in answers] == [200] * 5
@@ -753,7 +755,7 @@ def test_admins_who_accept_at_the_same_time_start_one_generation(own_server: Val
             assert [register(hub, f"agent-{uuid4()}") for hub in (one, two)] == [(201, "")] * 2
 
 
-class Leaving:
+class EventAtAcceptance:
     """Something happens while an acceptance waits until the agents have left."""
 
     def __init__(self, hub: HubServer, monkeypatch: pytest.MonkeyPatch, happen: Callable[[], object]) -> None:
@@ -775,7 +777,7 @@ def test_a_store_that_has_its_data_again_meanwhile_is_not_accepted(
         assert clerk.ask("message", to="bank", body="secret")["delivered"] is False
         saved = dump(own_server)
         lose_data(own_server, hub)
-        Leaving(hub, monkeypatch, lambda: restore(own_server, saved))
+        EventAtAcceptance(hub, monkeypatch, lambda: restore(own_server, saved))
         assert accept(hub, "drop") == (200, {"accepted": False, "store": "ok", "problems": []})
         assert hub.run(hub.hub.messages.waiting("bank")) == 1
         assert register(hub, "bank") == (409, "exists")
@@ -789,12 +791,12 @@ def test_nothing_is_dropped_if_the_store_cannot_be_accepted(
         assert clerk.ask("message", to="bank", body="secret")["delivered"] is False
         lose_data(own_server, hub)
         with monkeypatch.context() as until_here:
-            Leaving(hub, until_here, own_server.kill)
+            EventAtAcceptance(hub, until_here, own_server.kill)
             status, answer = accept(hub, "drop")
         assert (status, answer["error"]) == (503, "unavailable")
         assert hub.run(hub.hub.messages.waiting("bank")) == 1
         own_server.start()
-        until_store_is(hub, "lost")
+        wait_until_store_is(hub, "lost")
         assert accept(hub, "drop")[1]["accepted"]
         assert hub.run(hub.hub.messages.waiting("bank")) == 0
 

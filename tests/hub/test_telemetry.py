@@ -125,13 +125,13 @@ def collector() -> Iterator[Collector]:
         yield collector
 
 
-def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
+def sdk_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What the SDK has logged, without that the last collection took longer than the interval, very short here."""
     found = [record.getMessage() for record in caplog.records if record.name.startswith("opentelemetry")]
     return [line for line in found if "collection timed out" not in line]
 
 
-def no_thread_is_left() -> bool:
+def wait_for_end_of_threads() -> bool:
     return not [thread for thread in threading.enumerate() if thread.name.startswith("Otel")]
 
 
@@ -150,7 +150,7 @@ def test_a_collector_gets_what_prometheus_gets(collector: Collector) -> None:
         telemetry.name_and_unit(metric)[0]: metric.about for metric in METRICS
     }
     assert {one.path for one in collector.heard} == {"/v1/metrics"}
-    assert no_thread_is_left()
+    assert wait_for_end_of_threads()
     log = logging.getLogger("opentelemetry.exporter.otlp.proto.http.metric_exporter")
     assert log.filters == []  # others that use it are still heard
 
@@ -219,8 +219,8 @@ def test_a_failing_collector_is_logged_once_and_again_when_it_recovers(
     assert len(collector.heard) > 6
     assert gone == ("warning", "metrics can't be sent to the collector; retrying")
     assert back == ("info", "metrics are sent to the collector again")
-    assert complaints(caplog) == []
-    assert no_thread_is_left()
+    assert sdk_warnings(caplog) == []
+    assert wait_for_end_of_threads()
 
 
 @pytest.mark.usefixtures("often")
@@ -235,7 +235,7 @@ def test_the_logged_reason_of_a_failed_export_hides_keys(monkeypatch: pytest.Mon
     (reason,) = [line["reason"] for line in logged if "reason" in line]
     assert "refused" in reason
     assert "a-key" not in str(logged)
-    assert no_thread_is_left()  # though it would have gone on trying
+    assert wait_for_end_of_threads()  # though it would have gone on trying
 
 
 @pytest.mark.usefixtures("often")
@@ -247,10 +247,10 @@ def test_stopping_does_not_wait_for_a_hanging_collector(
     collector.answers.extend([collector.hang] * 2)
     with hub_server(otel_endpoint=collector.base):
         wait_for(lambda: collector.heard, "metrics")
-    assert not no_thread_is_left()  # it waits for the answer, and the hub has not waited for it
+    assert not wait_for_end_of_threads()  # it waits for the answer, and the hub has not waited for it
     collector.let_go.set()
-    wait_for(no_thread_is_left, "the end of the thread")
-    assert complaints(caplog) == []
+    wait_for(wait_for_end_of_threads, "the end of the thread")
+    assert sdk_warnings(caplog) == []
 
 
 @pytest.mark.long

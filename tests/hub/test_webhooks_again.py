@@ -24,14 +24,14 @@ TIMEOUT = module._TIMEOUT
 pytestmark = pytest.mark.usefixtures("without_proxies", "patient")
 
 
-def hangs_up(_connection: socket.socket) -> None: ...
+def hang_up(_connection: socket.socket) -> None: ...
 
 
-def babbles(connection: socket.socket) -> None:
+def send_garbage(connection: socket.socket) -> None:
     connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
 
 
-def drips(connection: socket.socket) -> None:
+def send_endless_headers(connection: socket.socket) -> None:
     """Headers without end: something comes all the time, and never the last of it."""
     connection.sendall(b"HTTP/1.1 200 OK\r\n")
     with suppress(OSError):
@@ -41,7 +41,7 @@ def drips(connection: socket.socket) -> None:
 
 
 async def test_b8_temporary_failures_are_retried(receiver: WebhookReceiver, logged: list[Any]) -> None:
-    answers: list[Any] = [408, 425, 429, 500, 502, 503, 504, 599, hangs_up, babbles]
+    answers: list[Any] = [408, 425, 429, 500, 502, 503, 504, 599, hang_up, send_garbage]
     receiver.answers.extend(answers)
     clock = RecordingClock()
     async with started_webhooks(receiver.url, clock=clock) as webhooks:
@@ -72,7 +72,7 @@ async def test_b8_timeouts_are_retried(
     assert TIMEOUT == 10
     within = 0.2
     monkeypatch.setattr(module, "_TIMEOUT", within)
-    receiver.answers.extend([receiver.hang, drips])
+    receiver.answers.extend([receiver.hang, send_endless_headers])
     clock = RecordingClock()
     async with started_webhooks(receiver.url, clock=clock) as webhooks:
         webhooks.send("alert.raised", alert())

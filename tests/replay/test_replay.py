@@ -249,7 +249,7 @@ def test_the_table_of_agents_is_bounded_and_keeps_the_worst() -> None:
     assert 100 <= agents.short_by <= 100 * 5
 
 
-def streamed(lines: Callable[[int], str], count: int) -> Player:
+def replay_stream(lines: Callable[[int], str], count: int) -> Player:
     """A replay of lines that exist nowhere as a whole, with a small table of agents."""
     reader, writer = os.pipe()
 
@@ -277,7 +277,7 @@ def test_memory_follows_the_live_agents_and_not_the_log() -> None:
     peaks = []
     for count in (1_500, 5_000):
         tracemalloc.start()
-        player = streamed(line, count)
+        player = replay_stream(line, count)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         tiers = player.policies[0].tiers

@@ -19,7 +19,7 @@ BULK = Policy(
 TIERS = "light, normal, heavy, bulk"
 
 
-def denied(report: Any, policy: int = 0) -> dict[str, tuple[int, int]]:
+def requests_and_denials(report: Any, policy: int = 0) -> dict[str, tuple[int, int]]:
     """Requests and denials by tier."""
     return {one.tier: (one.outcomes.requests, one.outcomes.denied) for one in report.policies[policy].tiers}
 
@@ -27,9 +27,9 @@ def denied(report: Any, policy: int = 0) -> dict[str, tuple[int, int]]:
 def test_a_log_may_name_a_tier_of_the_policy(tmp_path: Path) -> None:
     rows = [(0, agent, tier) for agent in ("a", "planner") for tier in ("bulk", "heavy") for _ in range(3)]
     report = replay_report(write_csv(tmp_path, [*rows, (0, "a", "bluk")]), policy=BULK)
-    assert denied(report) == {"heavy": (6, 0), "bulk": (6, 1)}
+    assert requests_and_denials(report) == {"heavy": (6, 0), "bulk": (6, 1)}
     assert report.reasons == {f"tier: expected one of {TIERS}": 1}
-    assert denied(replay_report(write_csv(tmp_path, rows), policy=Policy())) == {"heavy": (6, 0)}
+    assert requests_and_denials(replay_report(write_csv(tmp_path, rows), policy=Policy())) == {"heavy": (6, 0)}
 
 
 def test_routes_and_the_default_may_name_a_tier_of_the_policy(tmp_path: Path) -> None:
@@ -38,15 +38,17 @@ def test_routes_and_the_default_may_name_a_tier_of_the_policy(tmp_path: Path) ->
     ]
     routes = tuple(map(RouteRule.parse, ("POST /=bulk", "PUT /=post_import")))
     report = replay_report(write_log(tmp_path, "\n".join(lines)), policy=BULK, routes=routes)
-    assert denied(report) == {"normal": (3, 2), "bulk": (6, 4)}
+    assert requests_and_denials(report) == {"normal": (3, 2), "bulk": (6, 4)}
     assert report.unknown_actions == []
-    assert denied(replay_report(write_log(tmp_path, "\n".join(lines)), policy=BULK, tier="bulk")) == {"bulk": (9, 7)}
+    assert requests_and_denials(replay_report(write_log(tmp_path, "\n".join(lines)), policy=BULK, tier="bulk")) == {
+        "bulk": (9, 7)
+    }
 
 
 def test_a_new_tier_is_compared_by_an_action_that_it_is_assigned_to(tmp_path: Path) -> None:
     log = write_log(tmp_path, "\n".join([access_line(more={"request": "POST / HTTP/1.1"})] * 3))
     report = replay_report(log, policy=Policy(), other=BULK, routes=(RouteRule.parse("POST /=post_import"),))
-    assert (denied(report), denied(report, 1)) == ({"normal": (3, 0)}, {"bulk": (3, 1)})
+    assert (requests_and_denials(report), requests_and_denials(report, 1)) == ({"normal": (3, 0)}, {"bulk": (3, 1)})
     changes = [(one.tier, *one.limits("-"), *one.denied()) for one in report.tier_changes()]
     assert changes == [("normal", "60/minute", "-", 0, 0), ("bulk", "-", "2/minute", 0, 1)]
 

@@ -106,7 +106,7 @@ async def hold_one(limiter: Limiter, key: str, **options: Any) -> Hold:
     return await limiter.ahold(key, **options)
 
 
-def stalled(server: ValkeyServer) -> int:
+def stalled_microseconds(server: ValkeyServer) -> int:
     """Microseconds for which a server was ready to run, while the machine ran something else."""
     return int(Path(f"/proc/{server.pid}/schedstat").read_text().split()[1]) // 1000
 
@@ -122,9 +122,9 @@ async def test_leases_that_end_at_once_hold_nobody_up(
     raw.config_set("slowlog-log-slower-than", SLOW)
     raw.slowlog_reset()
     clock.advance(60)
-    before = stalled(server)
+    before = stalled_microseconds(server)
     assert limiter.hold("a").decision.remaining == LEASES - 1
-    waited = stalled(server) - before
+    waited = stalled_microseconds(server) - before
     left = Limiter("1000000 in all", store=still).peek("a").remaining
     assert left == 1_000_000 - LEASES // 2 - 1
     slow = [one["duration"] for one in raw.slowlog_get(128) if one["command"].startswith((b"EVAL", b"FCALL"))]

@@ -63,7 +63,7 @@ class Restarts:
         """End the process that has the file, and begin another one after so many seconds."""
         self.close()
         self.clock.advance(down)
-        self.clock = Rebooted(self.clock)
+        self.clock = RebootedClock(self.clock)
 
     def close(self) -> None:
         if self._store is not None:
@@ -71,7 +71,7 @@ class Restarts:
         self._store = None
 
 
-class Rebooted(ManualClock):
+class RebootedClock(ManualClock):
     """A clock that begins anew, at the same time of day."""
 
     def __init__(self, before: ManualClock) -> None:
@@ -431,7 +431,7 @@ class LaterClock(ManualClock):
         return self._other.wall()
 
 
-def restarted(clock: ManualClock, path: Path, chance: random.Random, stores: list[MemoryStore]) -> Store:
+def restarting_store(clock: ManualClock, path: Path, chance: random.Random, stores: list[MemoryStore]) -> Store:
     """A store that begins anew with its file at some of its calls."""
 
     def call(name: str) -> Callable[..., Any]:
@@ -460,7 +460,9 @@ def test_restarts_change_nothing(tmp_path: Path, seed: int) -> None:
         asked = asked[: chance.randint(1, 2)]
         steps = random_hold_steps(chance, asked, 40)
         try:
-            compare_holds(partial(restarted, path=tmp_path / f"{number}", chance=chance, stores=stores), asked, steps)
+            compare_holds(
+                partial(restarting_store, path=tmp_path / f"{number}", chance=chance, stores=stores), asked, steps
+            )
         finally:
             stores.pop().close()
             stores.clear()

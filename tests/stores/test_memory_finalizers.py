@@ -120,7 +120,7 @@ def use_within(verb: int, allocation: int) -> None:
     collect_during(use("outer")[verb], lambda: [then() for then in use("inner")], allocation)
 
 
-def finishes(work: Callable[[], object]) -> bool:
+def does_finish(work: Callable[[], object]) -> bool:
     """Whether some work ends, in a thread of its own: it may wait for itself."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
@@ -134,12 +134,12 @@ def test_a_finalizer_never_waits_for_its_own_thread(verb: int) -> None:
         for allocation in ALLOCATIONS:
             use_within(verb, allocation)
 
-    assert finishes(work)
+    assert does_finish(work)
 
 
 def test_a_finalizer_may_wake_the_thread_that_falls_asleep() -> None:
     waiter = _ThreadWaiter()
-    assert finishes(lambda: [collect_during(lambda: waiter.sleep(0.001), waiter.wake, at) for at in ALLOCATIONS])
+    assert does_finish(lambda: [collect_during(lambda: waiter.sleep(0.001), waiter.wake, at) for at in ALLOCATIONS])
 
 
 def test_a_thread_that_falls_asleep_may_be_woken_at_every_call_that_it_makes() -> None:
@@ -153,4 +153,4 @@ def test_a_thread_that_falls_asleep_may_be_woken_at_every_call_that_it_makes() -
         finally:
             sys.setprofile(None)
 
-    assert finishes(sleep)
+    assert does_finish(sleep)

@@ -223,12 +223,12 @@ async def test_a_refused_info_is_a_hint(server: ValkeyServer, kind: str, caplog:
 # Listeners ------------------------------------------------------------------------------------------------------------
 
 
-class _Angry(Exception):
+class ListenerError(Exception):
     """Raised by listeners."""
 
 
 def fail(*_: object) -> None:
-    raise _Angry
+    raise ListenerError
 
 
 def test_a_listener_that_raises_harms_no_check(caplog: pytest.LogCaptureFixture) -> None:
@@ -259,7 +259,7 @@ async def test_a_listener_that_raises_does_not_undo_a_change_of_an_agent(server:
 
 
 @contextmanager
-def no_threads() -> Iterator[None]:
+def without_new_threads() -> Iterator[None]:
     """Let no thread be started in the block; afterwards it is tried again at once."""
 
     def refuse(_: object) -> None:
@@ -272,7 +272,7 @@ def no_threads() -> Iterator[None]:
 
 
 def test_a_check_needs_no_thread(server: ValkeyServer, caplog: pytest.LogCaptureFixture) -> None:
-    with no_threads():
+    with without_new_threads():
         store = RedisStore(server.url, timeout=PATIENCE, remember_denials=True)
         limiter = Limiter(per_minute(1), store=store)
         assert [bool(limiter.check("a")) for _ in range(3)] == [True, False, False]
@@ -285,7 +285,7 @@ def test_a_check_needs_no_thread(server: ValkeyServer, caplog: pytest.LogCapture
 def test_changes_are_followed_as_soon_as_a_thread_can_be_started(
     server: ValkeyServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with no_threads():
+    with without_new_threads():
         gate = Gate(store=RedisStore(server.url, timeout=PATIENCE))
         assert "changes made elsewhere can't be followed yet: can't start new thread" in caplog.text
         assert gate.check("a", "ws", "heavy").remaining == 9
@@ -300,7 +300,7 @@ def test_a_forked_process_starts_the_thread_that_its_parent_could_not_start_once
 ) -> None:
     store = RedisStore(server.url, timeout=PATIENCE)
     changes = store.change_log()
-    with no_threads():
+    with without_new_threads():
         changes.follow(lambda _: None)
     caplog.clear()
     for part in (store, changes):  # as in the child
@@ -314,7 +314,7 @@ def test_a_forked_process_starts_the_thread_that_its_parent_could_not_start_once
 
 
 def test_a_gate_whose_thread_never_started_can_be_closed(server: ValkeyServer) -> None:
-    with no_threads():
+    with without_new_threads():
         Gate(store=RedisStore(server.url, timeout=PATIENCE)).close()
 
 

@@ -46,7 +46,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(make.__kwdefaults__, "timeout", PATIENCE)
 
 
-def both_ways(store: RedisStore, key: str = "a") -> list[bool]:
+def check_sync_and_async(store: RedisStore, key: str = "a") -> list[bool]:
     """Make four checks at a limit of three, the last two through asyncio."""
     limiter = Limiter(per_day(3), store=store)
 
@@ -83,13 +83,13 @@ def test_password_user_and_database() -> None:
         where = f"127.0.0.1:{server.port}"
         with RedisStore(f"redis://:sesame@{where}/3") as store:
             store.verify()
-            assert both_ways(store) == [True, True, True, False]
+            assert check_sync_and_async(store) == [True, True, True, False]
         with server.client(password="sesame", db=3) as client:
             assert client.dbsize() == 1
             client.acl_setuser("agent", enabled=True, passwords=["+open"], keys=["headgate*"], categories=["+@all"])
         with RedisStore(f"redis://agent:open@{where}") as store:
             store.verify()
-            assert both_ways(store) == [True, True, True, False]
+            assert check_sync_and_async(store) == [True, True, True, False]
         for url in (f"redis://:wrong@{where}", f"redis://{where}"):
             with RedisStore(url) as store, pytest.raises(StoreError) as caught:
                 store.verify()
@@ -99,7 +99,7 @@ def test_password_user_and_database() -> None:
 
 def test_keys_begin_with_the_prefix(server: ValkeyServer) -> None:
     with RedisStore(server.url, prefix="mine:") as store:
-        assert both_ways(store) == [True, True, True, False]
+        assert check_sync_and_async(store) == [True, True, True, False]
     with server.client() as client:
         assert client.keys("mine:*") == [b"mine:{a}b1:3/day:"]
 
@@ -150,7 +150,7 @@ def test_tls(server: ValkeyServer, tmp_path: Path) -> None:
         tls(server, authority.issue_cert("127.0.0.1")) as port,
         RedisStore(f"rediss://127.0.0.1:{port}?ssl_ca_certs={tmp_path}/ca.pem", prefix="tls:") as store,
     ):
-        assert both_ways(store) == [True, True, True, False]
+        assert check_sync_and_async(store) == [True, True, True, False]
     with tls(server, trustme.CA().issue_cert("127.0.0.1")) as port:
         url = f"rediss://127.0.0.1:{port}?ssl_ca_certs={tmp_path}/ca.pem"
         with RedisStore(url) as store, pytest.raises(StoreAway, match="certificate"):
@@ -198,10 +198,10 @@ def test_a_thread_that_meets_a_read_only_server_renews_the_client(
 def test_a_unix_socket(tmp_path: Path) -> None:
     with ValkeyServer("--unixsocket", str(tmp_path / "s")):
         with RedisStore(f"unix://{tmp_path}/s") as store:
-            assert both_ways(store) == [True, True, True, False]
+            assert check_sync_and_async(store) == [True, True, True, False]
         for url in (f"redis+unix://{tmp_path}/s", f"async+valkey+unix://{tmp_path}/s"):
             with RedisStore(url) as store:
-                assert both_ways(store)[0] is False  # it is the same server
+                assert check_sync_and_async(store)[0] is False  # it is the same server
 
 
 def test_sentinel() -> None:
@@ -210,7 +210,7 @@ def test_sentinel() -> None:
         RedisStore(f"redis+sentinel://127.0.0.1:{sentinel.port}/main") as store,
     ):
         store.verify()
-        assert both_ways(store) == [True, True, True, False]
+        assert check_sync_and_async(store) == [True, True, True, False]
 
 
 @pytest.mark.long
@@ -218,7 +218,7 @@ def test_cluster() -> None:
     with cluster() as nodes, RedisStore(f"redis+cluster://127.0.0.1:{nodes[0].port}") as store:
         store.verify()
         for key in "abcdef":  # in slots of every node
-            assert both_ways(store, key) == [True, True, True, False]
+            assert check_sync_and_async(store, key) == [True, True, True, False]
         assert all(node.client().dbsize() for node in nodes)
         asks = [Ask("team", "t", per_day(3), 1), Ask("agent", "a", per_day(3), 1)]
         with pytest.raises(InvalidInput, match="asks: expected keys in one slot of the cluster"):
@@ -376,7 +376,7 @@ def test_a_limiter_and_a_gate_start_without_their_server(caplog: pytest.LogCaptu
 
 
 def test_a_server_that_is_not_redis_is_refused() -> None:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Quiet) as web:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), QuietHandler) as web:
         threading.Thread(target=web.serve_forever, daemon=True).start()
         try:
             with pytest.raises(StoreError, match="expected a Redis or Valkey server"):
@@ -388,7 +388,7 @@ def test_a_server_that_is_not_redis_is_refused() -> None:
             web.shutdown()
 
 
-class _Quiet(http.server.BaseHTTPRequestHandler):
+class QuietHandler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         """Say nothing."""
 

@@ -33,7 +33,7 @@ def wait_until(find: Callable[[], T | None], what: str) -> T:
     return found[0]
 
 
-def reports(caplog: pytest.LogCaptureFixture) -> int:
+def count_reports(caplog: pytest.LogCaptureFixture) -> int:
     """The number of times that the log reports a step back."""
     return sum(["clock has stepped back" in record.message for record in caplog.records])
 
@@ -60,7 +60,7 @@ def test_a5_a_bucket_goes_on_from_the_new_time(store: RedisStore, raw: Any, capl
     wait_for(lambda: limiter.check("key"), "a token")
     assert server_time(raw) >= stamp + 200_000
     wait_for(lambda: raw.dbsize() == 0, "the full bucket to expire")
-    assert reports(caplog) == 1
+    assert count_reports(caplog) == 1
 
 
 def test_a5_a_peek_corrects_a_bucket_too(store: RedisStore, raw: Any) -> None:
@@ -95,7 +95,7 @@ def test_a5_a_window_goes_on_from_the_new_time(store: RedisStore, raw: Any, capl
     wait_for(lambda: limiter.check("key", 2), "two hits to leave")
     assert server_time(raw) >= numbers[2] + 1_000_000
     wait_for(lambda: raw.dbsize() == 0, "all hits to leave")
-    assert reports(caplog) == 1
+    assert count_reports(caplog) == 1
 
 
 def test_a5_the_quiet_period_goes_on_from_the_new_time(
@@ -107,7 +107,7 @@ def test_a5_the_quiet_period_goes_on_from_the_new_time(
     raw.set("headgate:{a}v1:agents", pack_doubles(2, 0, later - 100_000, later), px=3_700_000)
     standing = store.standing(offence)
     assert (standing.violations, standing.quiet_left) == (2, 0.3)
-    assert reports(caplog) == 1
+    assert count_reports(caplog) == 1
     wait_for(lambda: not store.standing(offence), "the end of the quiet period")
 
 
@@ -167,7 +167,7 @@ def test_a5_after_a_step_back_below_a_second_time_stands_still_until_it_catches_
     assert server_time(raw) >= stamp + 200_000
     wait_for(lambda: window.check("key").outcome is not Outcome.DENY, "the hit to leave the window")
     assert server_time(raw) >= stamp + 1_000_000
-    assert reports(caplog) == 0
+    assert count_reports(caplog) == 0
 
 
 def test_a5_a_step_back_is_logged_once(store: RedisStore, raw: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -175,4 +175,4 @@ def test_a5_a_step_back_is_logged_once(store: RedisStore, raw: Any, caplog: pyte
     for number in range(20):
         raw.set(f"headgate:{{{number}}}b1:5/second:", pack_doubles(0, server_time(raw) + HOUR), px=3_700_000)
         assert not limiter.check(str(number))
-    assert reports(caplog) == 1
+    assert count_reports(caplog) == 1

@@ -67,7 +67,7 @@ class Node:
         assert self._process.returncode == 0
 
 
-def be_a_node(url: str, ahead: int, newer: str) -> None:
+def run_node(url: str, ahead: int, newer: str) -> None:
     """Run as a node, with clocks that are `ahead` seconds fast."""
     if ahead:
         for name, factor in (("time", 1), ("monotonic", 1), ("time_ns", 10**9), ("monotonic_ns", 10**9)):
@@ -77,22 +77,22 @@ def be_a_node(url: str, ahead: int, newer: str) -> None:
         text = SOURCE + b"\n-- another version of the same"
         batching._EVAL = ("EVAL", text)  # type: ignore[misc]
         batching._EVALSHA = ("EVALSHA", hashlib.sha1(text).hexdigest().encode())  # type: ignore[misc]
-    asyncio.run(_obey(url))
+    asyncio.run(obey_commands(url))
 
 
-async def _obey(url: str) -> None:
+async def obey_commands(url: str) -> None:
     async with RedisStore(url, timeout=PATIENCE) as store:
         await Limiter(per_day(1), store=store).apeek("known")
         print("{}", flush=True)
         for line in sys.stdin:
             order = json.loads(line)
             limiter = Limiter(order["limit"], store=store)
-            passed, degraded = await hammer(limiter, order["key"], order["tasks"], order["checks"])
+            passed, degraded = await check_concurrently(limiter, order["key"], order["tasks"], order["checks"])
             after = await limiter.apeek(order["key"])
             print(json.dumps({"passed": passed, "degraded": degraded, "wait": after.retry_us}), flush=True)
 
 
-async def hammer(limiter: Limiter, key: str, tasks: int, checks: int) -> tuple[int, int]:
+async def check_concurrently(limiter: Limiter, key: str, tasks: int, checks: int) -> tuple[int, int]:
     """The numbers that pass, and that are degraded, when each task makes that many checks."""
 
     async def one() -> list[Decision]:
@@ -251,7 +251,7 @@ async def test_a7_two_thousand_tasks_at_once_are_exact_on_few_connections(
         limiter = Limiter(limit, store=store)
         if used:
             await limiter.apeek("key")
-        assert await hammer(limiter, "key", tasks=2000, checks=1 + used) == (500, 0)
+        assert await check_concurrently(limiter, "key", tasks=2000, checks=1 + used) == (500, 0)
     assert connections(raw) <= FEW
 
 
@@ -260,7 +260,7 @@ def test_a7_threads_and_event_loops_share_one_store(store: RedisStore) -> None:
 
     def work(number: int) -> int:
         if number < 3:
-            return asyncio.run(hammer(limiter, "key", tasks=50, checks=2))[0]
+            return asyncio.run(check_concurrently(limiter, "key", tasks=50, checks=2))[0]
         return sum(bool(limiter.check("key")) for _ in range(10))
 
     assert sum(run_together(11, work)) == 100
@@ -369,6 +369,6 @@ def test_two_hundred_threads_take_a_few_calls(store: RedisStore, server: ValkeyS
 
 if __name__ == "__main__":
     if sys.argv[1] == "node":
-        be_a_node(sys.argv[2], int(sys.argv[3]), sys.argv[4])
+        run_node(sys.argv[2], int(sys.argv[3]), sys.argv[4])
     else:
         fork_and_check(sys.argv[2])

@@ -45,7 +45,7 @@ async def test_the_failure_policy_decides_if_the_server_was_never_there(url: str
 
 
 @pytest.fixture
-def resetting() -> Iterator[int]:
+def resetting_server_port() -> Iterator[int]:
     """The port of a server that accepts connections and resets them at once."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -64,13 +64,13 @@ def resetting() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_a_server_that_resets_connections_is_away(resetting: int, loop: Callable[[], Any]) -> None:
+def test_a_server_that_resets_connections_is_away(resetting_server_port: int, loop: Callable[[], Any]) -> None:
     """At any moment: uvloop has an error of its own for a connection that was closed in between."""
 
     async def ask() -> list[bool]:
         found = []
         for _ in range(100):
-            async with RedisStore(f"redis://127.0.0.1:{resetting}", timeout=PATIENCE) as store:
+            async with RedisStore(f"redis://127.0.0.1:{resetting_server_port}", timeout=PATIENCE) as store:
                 found.append((await Limiter(LIMIT, store=store).acheck("a")).degraded)
                 found.append((await store.aapply(Verb.CHECK, [Ask("", "a", LIMIT, 1)], 0)).degraded)
         return found
@@ -181,7 +181,7 @@ BURST_41 = TokenBucket(41, 60, 60)
 
 
 @pytest.fixture
-def alone() -> Iterator[RedisStore]:
+def cut_off_node() -> Iterator[RedisStore]:
     """The store of one of two nodes whose server is away for good."""
     with (
         unused_port() as port,
@@ -194,9 +194,9 @@ def summary(decision: Decision) -> tuple[bool, bool, Limit, int | None]:
     return bool(decision), decision.degraded, decision.limit, decision.bound
 
 
-def test_parts_with_equal_shares_keep_their_places(alone: RedisStore) -> None:
+def test_parts_with_equal_shares_keep_their_places(cut_off_node: RedisStore) -> None:
     window = SlidingWindow(4, 60)
-    limiter = Limiter(AllOf([BURST_40, BURST_41, window]), store=alone)
+    limiter = Limiter(AllOf([BURST_40, BURST_41, window]), store=cut_off_node)
     assert [summary(limiter.check("a")) for _ in range(3)] == [
         (True, True, window, 2),
         (True, True, window, 2),
@@ -204,13 +204,13 @@ def test_parts_with_equal_shares_keep_their_places(alone: RedisStore) -> None:
     ]
 
 
-def test_a_part_that_equals_the_share_of_another_is_not_mistaken_for_it(alone: RedisStore) -> None:
+def test_a_part_that_equals_the_share_of_another_is_not_mistaken_for_it(cut_off_node: RedisStore) -> None:
     whole, half = TokenBucket(2, 20, 60), TokenBucket(1, 20, 120)
-    decision = Limiter(AllOf([whole, half]), store=alone).check("a")
+    decision = Limiter(AllOf([whole, half]), store=cut_off_node).check("a")
     assert summary(decision) == (True, True, whole, 0), "neither has any left, so the first is named"
 
 
-def test_limits_with_equal_shares_can_be_checked_together(alone: RedisStore) -> None:
+def test_limits_with_equal_shares_can_be_checked_together(cut_off_node: RedisStore) -> None:
     """Each is counted separately, and the one that decides is named, with its part."""
     window = SlidingWindow(4, 60)
     asks = [
@@ -218,28 +218,28 @@ def test_limits_with_equal_shares_can_be_checked_together(alone: RedisStore) -> 
         Ask("", "a", BURST_41, 1),
         Ask("", "a", AllOf([BURST_40, BURST_41, window]), 1),
     ]
-    decisions = [alone.apply(Verb.CHECK, asks, 0) for _ in range(3)]
+    decisions = [cut_off_node.apply(Verb.CHECK, asks, 0) for _ in range(3)]
     assert [summary(decision) for decision in decisions] == [
         (True, True, window, 2),
         (True, True, window, 2),
         (False, True, window, 2),
     ]
     asks = asks[1::-1]
-    decisions = [alone.apply(Verb.PEEK, asks, 0), alone.apply(Verb.CHECK, asks, 0)]
+    decisions = [cut_off_node.apply(Verb.PEEK, asks, 0), cut_off_node.apply(Verb.CHECK, asks, 0)]
     assert [summary(decision) for decision in decisions] == [(False, True, BURST_40, 1)] * 2
     assert [decision.retry_us for decision in decisions] == [2_000_000] * 2
 
 
-def test_limits_with_equal_shares_never_collide(alone: RedisStore) -> None:
-    decisions = [Limiter(limit, store=alone).check("a", 5) for limit in (BURST_40, BURST_41)]
+def test_limits_with_equal_shares_never_collide(cut_off_node: RedisStore) -> None:
+    decisions = [Limiter(limit, store=cut_off_node).check("a", 5) for limit in (BURST_40, BURST_41)]
     assert [decision.remaining for decision in decisions] == [15, 15]
 
 
-def test_a_limit_has_one_count_alone_and_among_others(alone: RedisStore) -> None:
+def test_a_limit_has_one_count_alone_and_among_others(cut_off_node: RedisStore) -> None:
     limit = AllOf([BURST_40, SlidingWindow(100, 60)])
-    limiter, ask = Limiter(limit, store=alone), Ask("", "a", limit, 5)
+    limiter, ask = Limiter(limit, store=cut_off_node), Ask("", "a", limit, 5)
     assert limiter.check("a", 5).remaining == 15
-    assert alone.apply(Verb.CHECK, [ask, Ask("", "b", limit, 1)], 0).remaining == 10
+    assert cut_off_node.apply(Verb.CHECK, [ask, Ask("", "b", limit, 1)], 0).remaining == 10
     assert limiter.peek("a").remaining == 10
 
 

@@ -84,7 +84,7 @@ class HoldWalk:
     def compare(self, name: str, arguments: tuple[Any, ...]) -> None:
         """Have a verb carried out by both stores, and compare their answers."""
         self.done.append(f"{self.clock.now()}: {name}{arguments}")
-        outcomes = [carried_out(store, name, arguments) for store in self.stores]
+        outcomes = [apply_verb(store, name, arguments) for store in self.stores]
         assert outcomes[0] == outcomes[1], "\n".join([*self.done[-40:], f"{outcomes[0]}", f"{outcomes[1]}"])
 
     def terms(self, hold_id: str) -> HoldTerms:
@@ -94,18 +94,18 @@ class HoldWalk:
         return self.chance.choice([None, 0, self.chance.randint(1, self.longest) * SECOND])
 
 
-def carried_out(store: HoldStore, name: str, arguments: tuple[Any, ...]) -> object:
+def apply_verb(store: HoldStore, name: str, arguments: tuple[Any, ...]) -> object:
     """What a verb answers, or the error that it raises, so that those of two stores can be compared."""
     try:
         if name == "cancel":
             asks, low, hold_id = arguments
-            return told(store.settle(asks, low, hold_id, [0] * len(asks), cancel=True))
-        return told(getattr(store, name)(*arguments))
+            return comparable_answer(store.settle(asks, low, hold_id, [0] * len(asks), cancel=True))
+        return comparable_answer(getattr(store, name)(*arguments))
     except HoldError as error:
         return type(error), str(error)
 
 
-def told(answer: object) -> object:
+def comparable_answer(answer: object) -> object:
     """An answer, with all fields of its decision; of a list those that every store lists."""
     if isinstance(answer, list):
         return sorted([one for one in answer if not isinstance(one, ListedHold) or one.state in ("open", "expired")])

@@ -37,7 +37,7 @@ class SoftTimeLimitExceeded(Exception):
     """As Celery's is."""
 
 
-def works(store: RedisStore) -> bool:
+def serves_all_threads(store: RedisStore) -> bool:
     """Whether as many threads as ever are served at the same time."""
     limiter = Limiter(LIMIT, store=store)
     return not any(decision.degraded for decision in run_together(16, lambda _: limiter.check("works")))
@@ -54,7 +54,7 @@ def interrupt_at_every_step(
             break
         assert not limiter.check("b").degraded, f"after an interruption at step {step}"
     assert step > 50
-    assert works(store)
+    assert serves_all_threads(store)
 
 
 @pytest.mark.parametrize("error", [Interrupted, SoftTimeLimitExceeded])
@@ -63,7 +63,7 @@ def test_a_check_may_be_interrupted_anywhere(
     server: ValkeyServer, error: type[BaseException], draw_ahead: float
 ) -> None:
     with RedisStore(server.url, timeout=SOON, draw_ahead=draw_ahead) as store:
-        assert works(store)
+        assert serves_all_threads(store)
         interrupt_at_every_step(store, error)
 
 
@@ -166,7 +166,7 @@ def test_the_exception_of_a_signal_handler_is_no_outage(server: ValkeyServer) ->
                     limiter.check("a")
                 server.signal(signal.SIGCONT)
                 assert not store.degraded
-            assert works(store)
+            assert serves_all_threads(store)
     finally:
         server.signal(signal.SIGCONT)
         signal.signal(signal.SIGALRM, before)
@@ -194,7 +194,7 @@ async def test_an_interrupted_call_of_an_event_loop_is_raised_by_one_caller(
 # Cancellation ---------------------------------------------------------------------------------------------------------
 
 
-async def sent(store: RedisStore, call: Coroutine[Any, Any, Decision]) -> asyncio.Task[Decision]:
+async def start_and_send(store: RedisStore, call: Coroutine[Any, Any, Decision]) -> asyncio.Task[Decision]:
     """A task of a call that has been sent."""
     before = store.traffic.requests
     task = asyncio.create_task(call)
@@ -214,7 +214,7 @@ async def test_a_check_that_is_cancelled_after_it_was_sent_has_spent_nothing(
         await limiter.apeek("a")
         server.signal(signal.SIGSTOP)
         try:
-            task = await sent(store, getattr(limiter, name)("a", 3))
+            task = await start_and_send(store, getattr(limiter, name)("a", 3))
             await take_turns(20)
             task.cancel()
         finally:
@@ -248,7 +248,7 @@ async def test_a_cancelled_check_with_an_id_stays_counted(server: ValkeyServer) 
     async with RedisStore(server.url, timeout=PATIENCE) as store:
         limiter = Limiter(per_day(10), store=store)
         await limiter.apeek("a")
-        task = await sent(store, limiter.acheck("a", request_id="1"))
+        task = await start_and_send(store, limiter.acheck("a", request_id="1"))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

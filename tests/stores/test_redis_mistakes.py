@@ -51,7 +51,7 @@ async def test_a_mistake_is_logged_once_and_only_its_requests_are_decided_here(
 
 
 @pytest.fixture
-def nonsense() -> Iterator[int]:
+def nonsense_server_port() -> Iterator[int]:
     """The port of a server that has the same answer to everything."""
 
     class NonsenseHandler(socketserver.BaseRequestHandler):
@@ -70,9 +70,9 @@ def nonsense() -> Iterator[int]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 async def test_a_server_that_answers_nonsense_is_away(
-    nonsense: int, policy: str, kind: str, caplog: pytest.LogCaptureFixture
+    nonsense_server_port: int, policy: str, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with RedisStore(f"redis://127.0.0.1:{nonsense}", on_failure=policy, timeout=PATIENCE) as store:
+    async with RedisStore(f"redis://127.0.0.1:{nonsense_server_port}", on_failure=policy, timeout=PATIENCE) as store:
         limiter = Limiter(per_day(2), store=store)
         decisions = [await check(limiter, kind) for _ in range(3)]
         assert all(decision.degraded for decision in decisions)
