@@ -33,21 +33,14 @@ from headgate.stores.hold_terms import HoldTerms
 from headgate.stores.holds import MAX_OPEN_HOLDS
 from headgate.wait_queue import WaitQueues
 from tests.support.event_loop import wait_until
+from tests.support.limiters import left, make_limiter
 from tests.support.threads import Waiter, run_together
 from tests.support.valkey import wait_for
 
 
-def make(limit: str, clock: ManualClock) -> Limiter:
-    return Limiter(limit, store=MemoryStore(clock=clock), name="llm")
-
-
-def left(limiter: Limiter, key: str = "a") -> int:
-    return limiter.peek(key).remaining
-
-
 @pytest.mark.parametrize("limit", ["100/minute", "100/minute; 200/hour", "100 in all", "100/minute sliding"])
 def test_f1_what_is_held_counts_and_the_settled_cost_replaces_it(clock: ManualClock, limit: str) -> None:
-    limiter = make(limit, clock)
+    limiter = make_limiter(limit, clock)
     hold = limiter.hold("a", 60)
     assert hold
     assert (hold.state, hold.decision.remaining, left(limiter)) == ("open", 40, 40)
@@ -58,7 +51,7 @@ def test_f1_what_is_held_counts_and_the_settled_cost_replaces_it(clock: ManualCl
 
 
 def test_a_settle_may_charge_more_than_was_held_even_into_debt(clock: ManualClock) -> None:
-    limiter = make("100/minute", clock)
+    limiter = make_limiter("100/minute", clock)
     hold = limiter.hold("a", 60)
     decision = hold.settle(160)
     assert not decision
@@ -67,7 +60,7 @@ def test_a_settle_may_charge_more_than_was_held_even_into_debt(clock: ManualCloc
 
 
 def test_cancelling_gives_back_everything(clock: ManualClock) -> None:
-    limiter = make("100/minute", clock)
+    limiter = make_limiter("100/minute", clock)
     hold = limiter.hold("a", 60)
     assert hold.cancel().remaining == 100
     assert hold.state == "cancelled"
@@ -75,7 +68,7 @@ def test_cancelling_gives_back_everything(clock: ManualClock) -> None:
 
 @pytest.mark.parametrize("wait", [0.0, 20.0, 30.0, 600.0])
 def test_what_is_given_back_late_lets_no_more_through_than_the_limit(clock: ManualClock, wait: float) -> None:
-    limiter = make("60/minute burst 10", clock)
+    limiter = make_limiter("60/minute burst 10", clock)
     hold = limiter.hold("a", 5)
     clock.advance(wait)
     spent = 0
@@ -88,7 +81,7 @@ def test_what_is_given_back_late_lets_no_more_through_than_the_limit(clock: Manu
 
 
 def test_a_bucket_gives_back_what_would_be_left_without_the_hold(clock: ManualClock) -> None:
-    limiter, other = make("60/minute burst 10", clock), make("60/minute burst 10", clock)
+    limiter, other = make_limiter("60/minute burst 10", clock), make_limiter("60/minute burst 10", clock)
     first, second = limiter.hold("a", 2), limiter.hold("a", 3)
     clock.advance(1)
     limiter.check("a", 4)
@@ -100,7 +93,7 @@ def test_a_bucket_gives_back_what_would_be_left_without_the_hold(clock: ManualCl
 
 
 def test_slots_are_free_at_the_end_of_the_lease_exactly(clock: ManualClock) -> None:
-    limiter = make("2 in flight", clock)
+    limiter = make_limiter("2 in flight", clock)
     holds = [limiter.hold("a", lease=30) for _ in range(3)]
     assert [bool(hold) for hold in holds] == [True, True, False]
     assert holds[2].decision.retry_after == 30.0
@@ -113,7 +106,7 @@ def test_slots_are_free_at_the_end_of_the_lease_exactly(clock: ManualClock) -> N
 
 
 def test_a_settled_hold_frees_its_slot_once(clock: ManualClock) -> None:
-    limiter = make("2 in flight", clock)
+    limiter = make_limiter("2 in flight", clock)
     first, _ = limiter.hold("a"), limiter.hold("a")
     assert not limiter.hold("a")
     first.settle()
@@ -123,7 +116,7 @@ def test_a_settled_hold_frees_its_slot_once(clock: ManualClock) -> None:
 
 
 def test_costs_stay_when_the_lease_ends_or_come_back(clock: ManualClock) -> None:
-    limiter = make("100 usd/calendar day", clock)
+    limiter = make_limiter("100 usd/calendar day", clock)
     limiter.hold("keep", "2.50", lease=10)
     released = limiter.hold("release", "2.50", lease=10, on_expiry="release")
     assert left(limiter, "release") == 97
@@ -134,7 +127,7 @@ def test_costs_stay_when_the_lease_ends_or_come_back(clock: ManualClock) -> None
 
 
 def test_a_late_settle_corrects(clock: ManualClock) -> None:
-    limiter = make("100 usd in all", clock)
+    limiter = make_limiter("100 usd in all", clock)
     hold = limiter.hold("a", 10, lease=1)
     clock.advance(3600)
     assert hold.state == "expired"
@@ -144,7 +137,7 @@ def test_a_late_settle_corrects(clock: ManualClock) -> None:
 
 
 def test_an_expired_hold_that_was_found_is_settled_with_what_was_used(clock: ManualClock) -> None:
-    limiter = make("100/day", clock)
+    limiter = make_limiter("100/day", clock)
     hold = limiter.hold("a", 60, lease=5)
     clock.advance(5)
     found = limiter.find_hold("a", hold.id)
@@ -160,7 +153,7 @@ def test_an_expired_hold_that_was_found_is_settled_with_what_was_used(clock: Man
 
 
 def test_a_hold_is_forgotten_a_day_after_its_end(clock: ManualClock) -> None:
-    limiter = make("100 usd in all", clock)
+    limiter = make_limiter("100 usd in all", clock)
     hold = limiter.hold("a", 10, lease=1)
     clock.advance(86_400.999999)
     assert limiter.find_hold("a", hold.id).state == "expired"
@@ -171,7 +164,7 @@ def test_a_hold_is_forgotten_a_day_after_its_end(clock: ManualClock) -> None:
 
 
 def test_every_verb_may_be_repeated(clock: ManualClock) -> None:
-    limiter = make("100/minute; 3 in flight", clock)
+    limiter = make_limiter("100/minute; 3 in flight", clock)
     first = limiter.hold("a", 10, hold_id="one")
     again = limiter.hold("a", 10, hold_id="one")
     assert (bool(again), again.id) == (True, "one")
@@ -198,7 +191,7 @@ def test_every_verb_may_be_repeated(clock: ManualClock) -> None:
 
 
 def test_an_id_belongs_to_its_key_and_its_cost(clock: ManualClock) -> None:
-    limiter = make("100/minute", clock)
+    limiter = make_limiter("100/minute", clock)
     limiter.hold("a", 10, hold_id="one")
     assert limiter.hold("b", 20, hold_id="one")
     with pytest.raises(HoldError, match="hold 'one': expected cost 10, with which it is open, got cost 11"):
@@ -209,7 +202,7 @@ def test_an_id_belongs_to_its_key_and_its_cost(clock: ManualClock) -> None:
 
 
 def test_extending_is_all_or_nothing(clock: ManualClock) -> None:
-    limiter = make("20/minute; 100 tokens/calendar day", clock)
+    limiter = make_limiter("20/minute; 100 tokens/calendar day", clock)
     hold = limiter.hold("a", 5, lease=10)
     assert not hold.extend(16, lease=60)
     assert hold.state == "open"
@@ -222,7 +215,7 @@ def test_extending_is_all_or_nothing(clock: ManualClock) -> None:
 
 
 def test_after_the_end_nothing_can_be_extended(clock: ManualClock) -> None:
-    limiter = make("20/minute", clock)
+    limiter = make_limiter("20/minute", clock)
     hold = limiter.hold("a", 5, lease=10)
     clock.advance(10)
     with pytest.raises(HoldError, match="expected an open hold to extend, got one that is expired with cost 5"):
@@ -239,7 +232,7 @@ def test_a_budget_keeps_what_is_spent_when_its_amount_changes(clock: ManualClock
 
 
 def test_a_settle_books_to_the_period_of_its_hold(clock: ManualClock) -> None:
-    limiter = make("10 usd/calendar hour", clock)
+    limiter = make_limiter("10 usd/calendar hour", clock)
     before = limiter.hold("a", 8, lease=60)
     wait = limiter.check("a", 3).retry_after
     assert wait is not None
@@ -252,7 +245,7 @@ def test_a_settle_books_to_the_period_of_its_hold(clock: ManualClock) -> None:
 
 
 def test_check_on_slots_alone_says_hold(clock: ManualClock) -> None:
-    limiter = make("2 in flight", clock)
+    limiter = make_limiter("2 in flight", clock)
     for verb in (limiter.check, limiter.charge, limiter.refund):
         with pytest.raises(InvalidInput, match=r"expected a limit that counts requests \(a slot is taken by `hold`\)"):
             verb("a", 1)
@@ -260,7 +253,7 @@ def test_check_on_slots_alone_says_hold(clock: ManualClock) -> None:
 
 
 def test_a_check_is_denied_while_no_slot_is_free_and_takes_none(clock: ManualClock) -> None:
-    limiter = make("100/minute; 1 in flight", clock)
+    limiter = make_limiter("100/minute; 1 in flight", clock)
     assert limiter.check("a")
     assert limiter.check("a")
     hold = limiter.hold("a", 10)
@@ -271,7 +264,7 @@ def test_a_check_is_denied_while_no_slot_is_free_and_takes_none(clock: ManualClo
 
 
 def test_a_block_settles_what_was_used(clock: ManualClock) -> None:
-    limiter = make("100/minute", clock)
+    limiter = make_limiter("100/minute", clock)
     with limiter.hold("a", 60) as hold:
         hold.use(10)
         hold.use(15)
@@ -287,14 +280,14 @@ def test_threads_that_use_a_hold_at_the_same_time_add_up(clock: ManualClock) -> 
         for _ in range(20_000):
             hold.use(1)
 
-    limiter = make("1000000 tokens in all", clock)
+    limiter = make_limiter("1000000 tokens in all", clock)
     with limiter.hold("a", 10) as hold:
         run_together(4, lambda _: use_often(hold))
     assert left(limiter) == 1_000_000 - 4 * 20_000
 
 
 def test_a_block_that_raises_ends_like_a_lease(clock: ManualClock) -> None:
-    limiter = make("100/minute; 1 in flight", clock)
+    limiter = make_limiter("100/minute; 1 in flight", clock)
     hold = limiter.hold("a", 60)
     hold.use(1)
     with pytest.raises(ZeroDivisionError), hold:
@@ -345,7 +338,7 @@ async def test_a_failure_to_end_a_hold_does_not_hide_the_error_of_its_block(
 
 
 def test_a_denied_hold_runs_no_block(clock: ManualClock) -> None:
-    limiter = make("1 in flight", clock)
+    limiter = make_limiter("1 in flight", clock)
     limiter.hold("a", lease=5)
     with (
         pytest.raises(RateLimited, match="rate limited: agent 'a' at 1 in flight, retry after 5000ms"),
@@ -359,14 +352,14 @@ def test_a_denied_hold_runs_no_block(clock: ManualClock) -> None:
 
 
 def test_a_block_that_was_settled_inside_is_left_alone(clock: ManualClock) -> None:
-    limiter = make("100/minute", clock)
+    limiter = make_limiter("100/minute", clock)
     with limiter.hold("a", 60) as hold:
         hold.settle(5)
     assert left(limiter) == 95
 
 
 def test_a_block_renews_its_lease(clock: ManualClock) -> None:
-    limiter = make("1 in flight", clock)
+    limiter = make_limiter("1 in flight", clock)
     with limiter.hold("a", lease=30) as hold:
         for _ in range(10):
             with renewed(hold):
@@ -378,7 +371,7 @@ def test_a_block_renews_its_lease(clock: ManualClock) -> None:
 
 def test_a_hold_that_nobody_has_any_more_keeps_its_slot_for_one_lease(clock: ManualClock) -> None:
     """An exception of a signal's handler may leave a block before it is left."""
-    limiter = make("1 in flight", clock)
+    limiter = make_limiter("1 in flight", clock)
     hold = limiter.hold("a", lease=30)
     hold.__enter__()
     with renewed(hold):
@@ -394,7 +387,7 @@ def test_a_hold_that_nobody_has_any_more_keeps_its_slot_for_one_lease(clock: Man
 def test_a_block_that_is_interrupted_as_it_begins_is_not_renewed(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limiter, added = make("1 in flight", clock), []
+    limiter, added = make_limiter("1 in flight", clock), []
     hold, add = limiter.hold("a", lease=30), RENEWERS.add
 
     def interrupted(store: Any, renewal: Any) -> None:
@@ -413,7 +406,7 @@ def test_a_block_that_is_interrupted_as_it_begins_is_not_renewed(
 
 
 def test_the_handle_that_is_renewed_knows_of_a_longer_lease(clock: ManualClock) -> None:
-    limiter = make("1 in flight", clock)
+    limiter = make_limiter("1 in flight", clock)
     with limiter.hold("a", lease=30) as hold:
         hold.extend(lease=3600)
         assert hold._block is not None
@@ -422,7 +415,7 @@ def test_the_handle_that_is_renewed_knows_of_a_longer_lease(clock: ManualClock) 
 
 
 def test_a_hold_that_was_made_before_is_ended_by_the_terms_that_it_was_made_with(clock: ManualClock) -> None:
-    limiter = make("10 usd in all", clock)
+    limiter = make_limiter("10 usd in all", clock)
     limiter.hold("a", 5, hold_id="one")
     again = limiter.hold("a", 5, hold_id="one", on_expiry="release")
     again.use(3)
@@ -432,7 +425,7 @@ def test_a_hold_that_was_made_before_is_ended_by_the_terms_that_it_was_made_with
 
 
 def test_a_block_is_renewed_up_to_its_age(clock: ManualClock) -> None:
-    limiter = make("1 in flight", clock)
+    limiter = make_limiter("1 in flight", clock)
     with limiter.hold("a", lease=30, max_age=15) as hold:
         with renewed(hold):
             clock.advance(10)
@@ -448,7 +441,7 @@ def test_leases_are_renewed_once_there_is_a_thread_for_it(clock: ManualClock, mo
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    limiter = make("10/day", clock)
+    limiter = make_limiter("10/day", clock)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="can't start new thread"), limiter.hold("a", lease=60):
@@ -472,7 +465,7 @@ def test_a_store_that_fails_in_a_new_way_ends_no_other_renewal(
         def renewed(self, called: int, answer: object) -> bool:
             raise ZeroDivisionError
 
-    limiter = make("10/day", clock)
+    limiter = make_limiter("10/day", clock)
     RENEWERS.add(limiter.store, broken := Broken())
     with limiter.hold("a", lease=60) as hold, renewed(hold):
         clock.advance(20)
@@ -495,12 +488,12 @@ def renewed(hold: Hold) -> Iterator[None]:
 
 @pytest.mark.parametrize("hold_id", [None, "id"])
 def test_a_very_long_max_age_is_as_good_as_none(clock: ManualClock, hold_id: str | None) -> None:
-    limiter = make("2 in flight", clock)
+    limiter = make_limiter("2 in flight", clock)
     assert limiter.hold("a", hold_id=hold_id, max_age=sys.maxsize).renew()
 
 
 def test_what_can_not_be_counted_is_refused_and_changes_nothing(clock: ManualClock) -> None:
-    limiter = make("3 in flight", clock)
+    limiter = make_limiter("3 in flight", clock)
     hold = limiter.hold("a")
     hold.use(2**53 - 1)
     for verb in (hold.use, hold.extend):
@@ -512,7 +505,7 @@ def test_what_can_not_be_counted_is_refused_and_changes_nothing(clock: ManualClo
 
 @pytest.mark.parametrize("hold_id", [None, "id"])
 def test_a_settlement_that_can_not_be_counted_is_refused(clock: ManualClock, hold_id: str | None) -> None:
-    limiter = make("10/day", clock)
+    limiter = make_limiter("10/day", clock)
     hold = limiter.hold("a", hold_id=hold_id)
     with pytest.raises(InvalidInput, match=f"cost: expected at most {2**53 - 1} in all, got {2**53}"):
         hold.settle(2**53)
@@ -521,7 +514,7 @@ def test_a_settlement_that_can_not_be_counted_is_refused(clock: ManualClock, hol
 
 
 async def test_a_hold_that_nobody_has_awaited_says_so(clock: ManualClock) -> None:
-    limiter = make("10/day", clock)
+    limiter = make_limiter("10/day", clock)
     with pytest.raises(HoldError, match="expected `await` before it, or `async with`, got neither"):
         bool(limiter.ahold("a"))
     with pytest.raises(HoldError, match="expected `async with`, got `with`"), limiter.ahold("a"):
@@ -530,7 +523,7 @@ async def test_a_hold_that_nobody_has_awaited_says_so(clock: ManualClock) -> Non
 
 
 def test_holds_are_listed(clock: ManualClock) -> None:
-    limiter = make("100/minute", clock)
+    limiter = make_limiter("100/minute", clock)
     limiter.hold("a", 1, hold_id="long", lease=60)
     limiter.hold("a", 2, hold_id="short", lease=10)
     limiter.hold("a", 3, hold_id="done").settle(4)
@@ -548,7 +541,7 @@ def test_holds_are_listed(clock: ManualClock) -> None:
 
 
 def test_holds_are_listed_with_ids_that_nobody_has_asked_for_before(clock: ManualClock) -> None:
-    limiter = make("100/minute", clock)
+    limiter = make_limiter("100/minute", clock)
     holds = [limiter.hold("a", cost) for cost in (1, 2, 3)]
     holds[2].cancel()
     first, second = limiter.list_holds("a")
@@ -562,7 +555,7 @@ def test_holds_are_listed_with_ids_that_nobody_has_asked_for_before(clock: Manua
 
 
 def test_an_id_that_is_asked_for_after_the_end_is_found(clock: ManualClock) -> None:
-    limiter = make("100/minute", clock)
+    limiter = make_limiter("100/minute", clock)
     hold = limiter.hold("a", 5)
     hold.settle(3)
     assert hold.settle(3).remaining == 97
@@ -575,7 +568,7 @@ def test_an_id_that_is_asked_for_after_the_end_is_found(clock: ManualClock) -> N
 
 
 def test_settled_holds_whose_id_nobody_knows_are_not_kept(clock: ManualClock) -> None:
-    limiter = make("100000/minute", clock)
+    limiter = make_limiter("100000/minute", clock)
     kept = limiter.hold("b", 1)
     for number in range(1000):
         hold = limiter.hold("a", 5)
@@ -586,7 +579,7 @@ def test_settled_holds_whose_id_nobody_knows_are_not_kept(clock: ManualClock) ->
 
 
 def test_a_reset_forgets_the_holds_of_a_key(clock: ManualClock) -> None:
-    limiter = make("10 usd in all; 1 in flight", clock)
+    limiter = make_limiter("10 usd in all; 1 in flight", clock)
     hold = limiter.hold("a", 8)
     assert limiter.reset("a")
     assert limiter.hold("a", 10)
@@ -612,7 +605,7 @@ def test_a_reset_forgets_the_holds_of_a_key(clock: ManualClock) -> None:
     ],
 )
 def test_bad_input_is_refused_and_nothing_is_counted(clock: ManualClock, options: dict[str, object], text: str) -> None:
-    limiter = make("10 usd in all", clock)
+    limiter = make_limiter("10 usd in all", clock)
     with pytest.raises(InvalidInput, match=text):
         limiter.hold("a", **options)  # type: ignore[arg-type]
     assert left(limiter) == 10
@@ -620,7 +613,7 @@ def test_bad_input_is_refused_and_nothing_is_counted(clock: ManualClock, options
 
 
 def test_what_is_spent_is_rounded_up_where_it_has_too_many_decimals(clock: ManualClock) -> None:
-    limiter = make("10 usd in all", clock)
+    limiter = make_limiter("10 usd in all", clock)
     limiter.hold("a", 1).settle(0.1 + 0.2)
     assert limiter.peek("a").left == Decimal("9.699999")
     with limiter.hold("a", 1) as hold:
@@ -634,7 +627,7 @@ def test_what_is_spent_is_rounded_up_where_it_has_too_many_decimals(clock: Manua
         for _ in range(1000):
             stream.use(1.5e-7)
     assert limiter.peek("a").left == Decimal("9.266665") - Decimal("0.000150")
-    other = make("10 in all", clock).hold("a", 3)
+    other = make_limiter("10 in all", clock).hold("a", 3)
     for wrong in (1.5, "1.5", Decimal("1.5")):
         with pytest.raises(InvalidInput, match="cost: expected a whole number"):
             other.settle(wrong)
@@ -642,7 +635,7 @@ def test_what_is_spent_is_rounded_up_where_it_has_too_many_decimals(clock: Manua
 
 @pytest.mark.long
 def test_open_holds_of_a_key_are_bounded(clock: ManualClock) -> None:
-    limiter = make("10000000/minute", clock)
+    limiter = make_limiter("10000000/minute", clock)
     held = [limiter.hold("a", lease=1, keep=1) for _ in range(MAX_OPEN_HOLDS)]
     with pytest.raises(HoldError, match=f"expected at most {MAX_OPEN_HOLDS} open holds of 'a', got one more"):
         limiter.hold("a")
@@ -657,7 +650,7 @@ def test_open_holds_of_a_key_are_bounded(clock: ManualClock) -> None:
 
 
 def test_a_timeout_waits_in_line(clock: ManualClock) -> None:
-    limiter = make("1 in flight", clock)
+    limiter = make_limiter("1 in flight", clock)
     first = limiter.hold("a")
     waiter = Waiter(limiter, verb="hold", timeout=20)
     first.settle()
@@ -669,7 +662,7 @@ def test_a_timeout_waits_in_line(clock: ManualClock) -> None:
 
 @pytest.mark.parametrize("timeout", [False, True, "soon", -1])
 def test_a_timeout_that_is_no_time_is_refused(clock: ManualClock, timeout: Any) -> None:
-    limiter = make("10/day", clock)
+    limiter = make_limiter("10/day", clock)
     for verb in (limiter.hold, limiter.acquire):
         with pytest.raises(InvalidInput, match="timeout: expected"):
             verb("a", timeout=timeout)
@@ -695,14 +688,14 @@ class OddFloat(float):
 
 @pytest.mark.parametrize("seconds", [0, 1.5])
 async def test_a_timeout_may_be_a_float_that_compares_in_its_own_way(clock: ManualClock, seconds: float) -> None:
-    limiter = make("10/day", clock)
+    limiter = make_limiter("10/day", clock)
     assert limiter.hold("a", timeout=OddFloat(seconds))
     assert await limiter.ahold("a", timeout=OddFloat(seconds))
 
 
 @pytest.mark.parametrize("zero", [0, 0.0, Decimal(0), Fraction(0)])
 async def test_a_timeout_of_zero_asks_once_whoever_waits(clock: ManualClock, zero: Any) -> None:
-    limiter = make("10/day; 1 in flight", clock)
+    limiter = make_limiter("10/day; 1 in flight", clock)
     first = limiter.hold("a", hold_id="first")
     waiter = Waiter(limiter, verb="hold", timeout=20)
     assert limiter.hold("a", hold_id="first", timeout=zero).state == "open"
@@ -712,7 +705,7 @@ async def test_a_timeout_of_zero_asks_once_whoever_waits(clock: ManualClock, zer
 
 
 async def test_the_async_twins(clock: ManualClock) -> None:
-    limiter = make("100/minute; 1 in flight", clock)
+    limiter = make_limiter("100/minute; 1 in flight", clock)
 
     async def waits() -> Hold:
         return await limiter.ahold("a", 1, timeout=60)
@@ -741,7 +734,7 @@ async def test_the_async_twins(clock: ManualClock) -> None:
 
 
 async def test_a_block_that_raises_counts_what_was_used_beyond_its_reservation(clock: ManualClock) -> None:
-    limiter = make("10 usd in all; 1 in flight", clock)
+    limiter = make_limiter("10 usd in all; 1 in flight", clock)
     for key, used, expected in (("less", "0.20", "9.40"), ("more", "1.50", "8.50")):
         hold = limiter.hold(key, "0.60")
         hold.use(used)
@@ -759,7 +752,7 @@ async def test_a_block_that_raises_counts_what_was_used_beyond_its_reservation(c
 
 @pytest.mark.parametrize("limit", ["10 usd in all", "10 usd in all; 1 in flight"])
 async def test_a_block_that_raises_counts_what_was_used_of_costs_to_be_released(clock: ManualClock, limit: str) -> None:
-    limiter = make(limit, clock)
+    limiter = make_limiter(limit, clock)
     for key, used, expected in (("none", None, "10"), ("less", "0.20", "9.80"), ("more", "1.50", "8.50")):
         hold = limiter.hold(key, "0.60", on_expiry="release")
         twin = await limiter.ahold(f"{key}, async", "0.60", on_expiry="release")
@@ -777,7 +770,7 @@ async def test_a_block_that_raises_counts_what_was_used_of_costs_to_be_released(
 
 
 def test_an_ended_hold_runs_no_block_and_uses_nothing(clock: ManualClock) -> None:
-    limiter = make("100/minute", clock)
+    limiter = make_limiter("100/minute", clock)
     limiter.hold("a", 10, hold_id="one").settle()
     again = limiter.hold("a", 10, hold_id="one")
     with pytest.raises(HoldError, match="expected an open hold to run a block, got one that is settled"), again:
@@ -791,7 +784,7 @@ def test_an_ended_hold_runs_no_block_and_uses_nothing(clock: ManualClock) -> Non
 
 
 def test_costs_in_errors_are_in_units(clock: ManualClock) -> None:
-    limiter = make("10 usd in all", clock)
+    limiter = make_limiter("10 usd in all", clock)
     hold = limiter.hold("a", "0.25", hold_id="one")
     with pytest.raises(HoldError, match=r"hold 'one': expected cost 0\.25, with which it is open, got cost 0\.5"):
         limiter.hold("a", "0.5", hold_id="one")
@@ -815,7 +808,7 @@ def test_a_reset_leaves_the_holds_of_other_limiters_alone(clock: ManualClock) ->
 
 
 async def test_a_pending_hold_has_one_block(clock: ManualClock) -> None:
-    limiter = make("5 in flight", clock)
+    limiter = make_limiter("5 in flight", clock)
     pending = limiter.ahold("a")
     async with pending:
         with pytest.raises(HoldError, match="expected one block for each call, got a second one"):
@@ -867,7 +860,7 @@ class Resources:
         return [one.remaining for one in self.hold_store.peek_each(self.asks(1, 1), 0)]
 
 
-def of_resources(clock: ManualClock, **options: Any) -> tuple[Resources, Hold]:
+def hold_resources(clock: ManualClock, **options: Any) -> tuple[Resources, Hold]:
     owner = Resources(MemoryStore(clock=clock))
     attempt = attempt_at(owner, owner.asks(50, 8), hold_id="one", **options)
     return owner, attempt.run(WaitQueues(), "a", 0)
@@ -892,7 +885,7 @@ def attempt_at(owner: Resources, asks: tuple[Ask, ...], *, hold_id: str = "", **
 def test_f1_a_resource_that_was_not_used_is_settled_with_what_was_reserved(
     clock: ManualClock, used: list[dict[str, int]], settled: dict[str, int] | None, left: list[int]
 ) -> None:
-    owner, hold = of_resources(clock)
+    owner, hold = hold_resources(clock)
     for cost in used:
         hold.use(cost)
     hold.settle(settled)
@@ -901,7 +894,7 @@ def test_f1_a_resource_that_was_not_used_is_settled_with_what_was_reserved(
 
 
 def test_f1_a_resource_that_is_not_named_is_not_extended(clock: ManualClock) -> None:
-    owner, hold = of_resources(clock)
+    owner, hold = hold_resources(clock)
     assert hold.extend({"tokens": 20})
     assert owner.left() == [30, 2]
     assert not hold.extend({"usd": 3})
@@ -913,7 +906,7 @@ def test_f1_a_resource_that_is_not_named_is_not_extended(clock: ManualClock) -> 
 
 
 def test_f1_an_attempt_passes_on_what_the_hold_is_kept_with(clock: ManualClock) -> None:
-    owner, hold = of_resources(clock, note="who", shape="what")
+    owner, hold = hold_resources(clock, note="who", shape="what")
     assert [part.remaining for part in hold.parts] == [50, 2]
     found = owner.hold_store.read_hold("tokens", "a", "one")
     assert found is not None

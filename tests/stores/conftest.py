@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from headgate import ManualClock
 from headgate.stores.redis import RedisStore, fallback
+from tests.support.restarts import Restarts
 from tests.support.valkey import PATIENCE, ValkeyServer, cluster
 
 
@@ -67,3 +69,11 @@ def _leave_nothing_open() -> Iterator[None]:
     """What a test has left open is found while it is still to blame."""
     yield
     gc.collect()
+
+
+@pytest.fixture
+def restarts(tmp_path: Path) -> Iterator[Restarts]:
+    """A file of limits, and the processes that use it one after another."""
+    made = Restarts(tmp_path / "limits.db")
+    yield made
+    made.close()
