@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from tests.support.hub_fleet import HubFleet
 from tests.support.log_level import log_level as log_level
 from tests.support.scheduler import SchedulerHarness, open_harness
+from tests.support.tenant import Tenant, open_tenant
 from tests.support.valkey import PATIENCE, ValkeyServer
 from tests.support.webhook_receiver import WebhookReceiver
 
@@ -80,3 +81,9 @@ def harness(elsewhere: bool, runner: asyncio.Runner) -> Iterator[SchedulerHarnes
     opened = open_harness(elsewhere=elsewhere)
     yield runner.run(opened.__aenter__())
     runner.run(opened.__aexit__(None, None, None))
+
+
+@pytest.fixture
+def tenant() -> Iterator[Tenant]:
+    with open_tenant() as tenant:
+        yield tenant
