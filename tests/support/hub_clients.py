@@ -2,21 +2,29 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager, asynccontextmanager
 from functools import wraps
 from inspect import Signature, signature
 from random import Random
 from typing import Any, TypeVar
 
 import pytest
+from websockets.asyncio.server import ServerConnection, serve
 
 from headgate import ManualClock, Policy
 from headgate.client import Denial, HubClient, RelayClient, RelayMessage
+from headgate.proto import envelope_pb2 as wire
 from tests.support.event_loop import holds_for_turns, run, wait_until
 from tests.support.hub import HubServer, hub_server
+from tests.support.valkey import PATIENCE
 
 T = TypeVar("T")
+WELCOMES: dict[str, str | bytes] = {
+    "hub": '{"type": "identified"}',
+    "relay": wire.Envelope(type=wire.MESSAGE_TYPE_WELCOME, welcome=wire.Welcome()).SerializeToString(),
+}
+"""The first frames of a server, by the kind of client."""
 
 
 class Denials(list[tuple[int, Denial]]):
@@ -162,3 +170,10 @@ async def check_reconnects_when_told(
         hub.clock.advance(told * 0.1 + 0.000001)
         await wait_until(lambda: knocks, "that it comes back")
         await client.close(0)
+
+
+@asynccontextmanager
+async def websocket_url(handle: Callable[[ServerConnection], Awaitable[None]]) -> AsyncIterator[str]:
+    """The URL of a server that handles connections in this way. The block has a deadline."""
+    async with asyncio.timeout(5 * PATIENCE), serve(handle, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
