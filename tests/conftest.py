@@ -68,7 +68,7 @@ def _logging_is_left_alone() -> Iterator[None]:
 
 
 @pytest.fixture
-def _switching() -> Iterator[None]:
+def _frequent_switches() -> Iterator[None]:
     """Let threads interrupt each other as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

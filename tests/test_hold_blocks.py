@@ -37,7 +37,7 @@ def test_a_block_settles_what_was_used(clock: ManualClock) -> None:
     assert left(limiter, "b") == 40
 
 
-@pytest.mark.usefixtures("_switching")
+@pytest.mark.usefixtures("_frequent_switches")
 def test_threads_that_use_a_hold_at_the_same_time_add_up(clock: ManualClock) -> None:
     def use_often(hold: Hold) -> None:
         for _ in range(20_000):

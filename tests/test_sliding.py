@@ -402,7 +402,7 @@ def test_c3_memory_by_its_url() -> None:
         assert isinstance(limiter, RateLimiter)
 
 
-@pytest.mark.usefixtures("_switching")
+@pytest.mark.usefixtures("_frequent_switches")
 def test_c4_memory_is_exact_under_threads() -> None:
     assert [passed_of_a_burst() for _ in range(20)] == [150] * 20
 

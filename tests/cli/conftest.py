@@ -48,7 +48,7 @@ def printed_json(headgate: Command) -> Callable[..., Any]:
     """Run a command with --json that succeeds; what it prints."""
 
     def run(*arguments: str) -> Any:
-        out = headgate(*arguments, "--json").printed()
+        out = headgate(*arguments, "--json").expect_output()
         assert out.count("\n") == 1
         assert out.isascii()
         return json.loads(out)

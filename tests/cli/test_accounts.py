@@ -49,7 +49,7 @@ def test_f1_the_tree_shows_spent_held_left_and_when_it_resets(gate: Gate, headga
 
 def test_f1_an_agent_is_shown_with_its_accounts(gate: Gate, headgate: Command) -> None:
     gate.hold("planner", {"usd": "12.5"})
-    out = headgate("agents", "planner").printed()
+    out = headgate("agents", "planner").expect_output()
     assert "account       acme/search\nholds         1 open, see headgate holds list acme/search/planner\n" in out
     assert (
         "account      resource  limit                   held  left  used\n"
@@ -81,12 +81,14 @@ def test_f1_more_accounts_than_a_page_are_listed_in_order(gate: Gate, printed_js
 
 
 def test_f1_a_limit_for_a_tool_is_set_and_taken_back(gate: Gate, headgate: Command) -> None:
-    out = headgate("accounts", "set", "acme/search", "requests=5/minute", "tokens=9 in all", "--tool", "web").printed()
+    out = headgate(
+        "accounts", "set", "acme/search", "requests=5/minute", "tokens=9 in all", "--tool", "web"
+    ).expect_output()
     assert "requests by web  5/minute" in out
     assert "tokens by web    9 tokens in all" in out
-    out = headgate("accounts", "unset", "acme/search", "tokens", "--tool", "web").printed()
+    out = headgate("accounts", "unset", "acme/search", "tokens", "--tool", "web").expect_output()
     assert ("requests by web" in out, "tokens by web" in out) == (True, False)
-    out = headgate("accounts", "unset", "acme/search").printed()
+    out = headgate("accounts", "unset", "acme/search").expect_output()
     assert "by web" not in out
     assert [str(one) for one in gate.history()] == [
         (

@@ -85,7 +85,7 @@ def test_all_agents_are_those_that_are_registered(
         assert [name for name, one in found.items() if one["revoked"]] == ["agent 007"]
         assert found["agent 005"]["usage"]["remaining"] == 1
         assert found["here"]["violations"] == 1
-        out = headgate("agents", "--all").printed()
+        out = headgate("agents", "--all").expect_output()
         lines = out.splitlines()
         assert lines[6] == "agent 005  no     50%   1/2  http light         0     0     -"
         assert lines[8] == "agent 007  no      0%   2/2  ws light           0     0     -  revoked"
@@ -95,7 +95,7 @@ def test_all_agents_are_listed_or_none(headgate: Command) -> None:
     registered = (200, {"agents": [{"agent_id": "b"}]})
     answers = {"/api/admin/agents?limit=100&after=": registered, "/api/admin/agents/b": (500, None)}
     with scripted_server({"agents": []}, answers=answers) as one:
-        err = headgate("agents", "--all", "--hub", f"http://{one}").refused()
+        err = headgate("agents", "--all", "--hub", f"http://{one}").expect_error()
         assert err.startswith(f"http://{one}: expected the answer of a headgate hub, got HTTP status 500")
 
 
@@ -133,7 +133,7 @@ def test_overrides_are_set_listed_and_removed(
         own = {"heavy": "100/minute", "light": "5/second burst 20"}
         overrides = {"planner": {"ws": own, "http": own}, "writer": {"ws": {"normal": "unlimited"}}}
         assert printed_json("override", "list") == {"overrides": overrides, "session_overrides": {}}
-        out = headgate("override", "list").printed()
+        out = headgate("override", "list").expect_output()
         assert out.splitlines()[-1] == "writer   ws       normal  unlimited"
         assert headgate("override", "remove", "planner") == (
             0,
@@ -160,7 +160,7 @@ def test_the_limit_of_sessions_has_no_channel(running_hub: StartHub, headgate: C
             "",
         )
         assert headgate("override", "list") == (0, table, "")
-        err = headgate("override", "set", "planner", "light=1/s", "session=1/s", "--channel", "ws").refused(2)
+        err = headgate("override", "set", "planner", "light=1/s", "session=1/s", "--channel", "ws").expect_error(2)
         assert err == "headgate override set: --channel: sessions have no channel: set session=… without --channel\n"
         assert headgate("override", "list") == (0, table, ""), "nothing was changed"
 
@@ -275,7 +275,7 @@ def test_a_token_that_cannot_be_one_is_refused_and_not_shown(
         1, "", f"{file}: expected a file with a token, got: binary data\n",
     )  # fmt: skip
     for absent in ("~nobody-has-this-name/token", str(tmp_path), "x" * 5000):
-        err = headgate("agents", "--token-file", absent).refused()
+        err = headgate("agents", "--token-file", absent).expect_error()
         assert err.startswith(f"{absent}: expected a file with a token, got: ")
     assert headgate("agents", "--token-file", "/dev/zero") == (1, "", f"the file /dev/zero: {A_TOKEN}\n")
     file.write_text("secret\r\nX-Evil: 1, and long enough")
@@ -291,7 +291,7 @@ def test_a_token_that_cannot_be_one_is_refused_and_not_shown(
     ("option", "name"), [("--token", "ADMIN"), ("--admin-token", "ADMIN"), ("--viewer-token", "VIEWER")]
 )
 def test_a_token_is_no_option(headgate: Command, verb: list[str], option: str, name: str) -> None:
-    err = headgate(*verb, option, "a-secret").refused(2)
+    err = headgate(*verb, option, "a-secret").expect_error(2)
     where = f"HEADGATE_{name}_TOKEN or in the file of --token-file"
     assert err.endswith(f"error: {option}: expected in {where}, not on the command line, where others see it\n")
     assert "a-secret" not in err
@@ -305,7 +305,9 @@ def test_a_token_is_no_option(headgate: Command, verb: list[str], option: str, n
 )  # fmt: skip
 def test_an_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, headgate: Command, url: str) -> None:
     expected = f"expected a URL such as http://127.0.0.1:8080, got {url!r}\n"
-    assert headgate("agents", "--hub", url).refused(2).endswith(f"headgate agents: error: argument --hub: {expected}")
+    assert (
+        headgate("agents", "--hub", url).expect_error(2).endswith(f"headgate agents: error: argument --hub: {expected}")
+    )
     if url:
         monkeypatch.setenv("HEADGATE_HUB", url)
         assert headgate("agents") == (1, "", f"HEADGATE_HUB: {expected}")
@@ -329,7 +331,7 @@ def test_tls_needs_a_trusted_certificate(monkeypatch: pytest.MonkeyPatch, headga
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(certificate))
     authority.cert_pem.write_to_path(str(trusted))
     with hub_server(tls_certificate=certificate) as hub:
-        err = headgate("exempt", "list", "--hub", f"https://{hub}").refused()
+        err = headgate("exempt", "list", "--hub", f"https://{hub}").expect_error()
         assert err.startswith(f"https://{hub}: expected a trusted certificate, got: ")
         assert err.endswith("; SSL_CERT_FILE names a file with trusted authorities\n")
         monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
@@ -473,7 +475,7 @@ def test_a_name_cannot_move_the_cursor_or_forge_a_line(headgate: Command) -> Non
             ["override", "list", "--json"],
             ["agents", "--json"],
         ):
-            out = headgate(*verb, "--hub", f"http://{one}").printed()
+            out = headgate(*verb, "--hub", f"http://{one}").expect_output()
             assert all(line.isprintable() for line in out.split("\n"))
             assert len(out.splitlines()) == (1 if "--json" in verb else 2)
             assert "--json" in verb or out.splitlines()[1].startswith(shown)

@@ -66,7 +66,7 @@ def test_every_command_that_takes_a_name_is_in_the_table() -> None:
 def test_a_name_that_is_another_path_is_refused_and_nothing_is_sent(headgate: Command, name: str) -> None:
     with scripted_server({}) as one:
         for command, arguments in (BESIDE_ROUTES | (EXISTING if name in DOTTED else {})).items():
-            err = headgate(*command.split(), "--hub", f"http://{one}", "--", name, *arguments).refused(2)
+            err = headgate(*command.split(), "--hub", f"http://{one}", "--", name, *arguments).expect_error(2)
             expected = "expected a name without the parts ., .., defaults, whitelist, which the hub uses in its paths"
             if command in EXISTING:
                 expected = "expected a name without the parts . and .., which lead to another path"
@@ -108,7 +108,7 @@ def test_every_other_name_leads_to_its_agent(running_hub: StartHub, headgate: Co
             hub.register(name)
 
             def run(command: str, *more: str, name: str = name) -> None:
-                _ = headgate(*command.split(), "--json", "--", name, *more).printed()
+                _ = headgate(*command.split(), "--json", "--", name, *more).expect_output()
 
             run("override set", "heavy=1/minute")
             assert list(gate.effective.overrides) == [name]
@@ -136,7 +136,7 @@ def test_b8_whatever_agent_there_is_can_be_stopped(
             token = hub.register(name)
 
         def run(command: str, *more: str) -> str:
-            return headgate(*command.split(), "--json", "--", name, *more).printed()
+            return headgate(*command.split(), "--json", "--", name, *more).expect_output()
 
         with hub.agent(name, token):
             assert json.loads(run("agents"))["agent_id"] == name
@@ -167,4 +167,4 @@ def test_an_agent_that_was_registered_before_its_name_was_reserved_still_works(
             assert headgate("check", "defaults", "--tier", "heavy")[0] == 0
             assert "\ndefaults  yes " in headgate("agents", "--all")[1]
         hub.hub.gate.check("other", "ws", "light")
-        assert "defaults" in headgate("agents", "--all").printed()
+        assert "defaults" in headgate("agents", "--all").expect_output()

@@ -125,7 +125,7 @@ def test_an_answer_that_is_none_is_no_decision(check: Command, broken: dict[str,
     if broken == {"limit": 5}:
         del answer["limit"]
     with scripted_server(answer) as one:
-        err = check("planner", "--tier", "light", "--hub", f"http://{one}", "--json").refused(3)
+        err = check("planner", "--tier", "light", "--hub", f"http://{one}", "--json").expect_error(3)
         assert err.startswith(
             f"headgate check: undecided: http://{one}: expected the answer of a headgate hub, got something else"
         )
@@ -170,7 +170,7 @@ def test_options_that_do_not_go_together_are_refused(check: Command, arguments: 
     ],
 )  # fmt: skip
 def test_arguments_that_cannot_be_read_are_refused(check: Command, arguments: list[str], text: str) -> None:
-    err = check(*arguments).refused(2)
+    err = check(*arguments).expect_error(2)
     assert err.splitlines()[-1] == f"headgate check: error: {text}"
 
 
@@ -191,7 +191,7 @@ def test_a_request_the_hub_rejects_is_a_usage_error_and_a_refused_token_is_not(
         refused = "this needs the token of the admin; got the token from HEADGATE_ADMIN_TOKEN"
         assert check(*light) == (3, "", f"headgate check: undecided: http://{hub}: {refused}\n")
         monkeypatch.delenv("HEADGATE_ADMIN_TOKEN")
-        err = check(*light).refused(3)
+        err = check(*light).expect_error(3)
         assert err.startswith("headgate check: undecided: the hub requires a token: set HEADGATE_ADMIN_TOKEN, ")
         assert hub.hub.stats.outcomes() == {"allow": 0, "warn": 0, "deny": 0, "exempt": 0}
 
@@ -208,7 +208,7 @@ def agent() -> str:
 def test_an_invalid_request_that_no_hub_has_read_is_undecided(check: Command) -> None:
     page = b"<html>400 The plain HTTP request was sent to HTTPS port</html>"
     with scripted_server(page, status=400) as one:
-        err = check("a", "--tier", "light", "--hub", f"http://{one}").refused(3)
+        err = check("a", "--tier", "light", "--hub", f"http://{one}").expect_error(3)
         text = "expected the answer of a headgate hub, got HTTP status 400; is the address right?"
         assert err == f"headgate check: undecided: http://{one}: {text}\n"
 
@@ -281,7 +281,7 @@ def test_invalid_arguments_for_a_server_are_usage_errors(
 def test_a_server_that_is_away_decides_nothing(check: Command, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), unused_port() as port:
         for what in (["--tier", "light"], ["--limit", "1/s"]):
-            err = check("a", *what, "--store", f"redis://127.0.0.1:{port}").refused(3)
+            err = check("a", *what, "--store", f"redis://127.0.0.1:{port}").expect_error(3)
             assert err.startswith(
                 "headgate check: undecided: store: expected a Redis or Valkey server that answers, got Connection"
             )

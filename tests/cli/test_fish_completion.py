@@ -93,7 +93,7 @@ def offered(folder: Path, script: str, typed: str) -> list[str]:
 )
 def test_fish_completes(typed: str, words: list[str], headgate: Command, tmp_path: Path) -> None:
     (tmp_path / "example.toml").touch()
-    script = headgate("completion", "fish").printed()
+    script = headgate("completion", "fish").expect_output()
     assert [line.partition("\t")[0] for line in offered(tmp_path, script, f"headgate {typed}")] == words
 
 

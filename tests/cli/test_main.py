@@ -204,7 +204,7 @@ NAME = "error: argument AGENT: expected 1 to 128 printable characters, got"
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(arguments: list[str], text: str, headgate: Command) -> None:
-    err = headgate(*arguments).refused(2)
+    err = headgate(*arguments).expect_error(2)
     *usage, error = err.splitlines()
     assert usage[0].startswith("usage: headgate")
     assert all(line.startswith(" ") for line in usage[1:])
@@ -414,7 +414,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_policy_check_says_what_a_file_changes(path: Path, headgate: Command) -> None:
     path.write_text('warn_at = 0.9\n[limits]\nheavy = "5/minute"\n[agents."a b"]\nws.light = ["1/s", "5/m"]\n')
-    assert headgate("policy", "check", str(path)).printed().splitlines() == [
+    assert headgate("policy", "check", str(path)).expect_output().splitlines() == [
         f"{path}: no mistakes; changes:",
         "  warn_at = 0.9  (default: 0.8)",
         '  limits.ws.heavy = "5/minute"  (default: "10/minute")',
@@ -422,7 +422,7 @@ def test_policy_check_says_what_a_file_changes(path: Path, headgate: Command) ->
         '  agents."a b".ws.light = ["1/second", "5/minute"]',
     ]
     path.write_text("")
-    assert headgate("policy", "check", str(path)).printed() == f"{path}: no mistakes; changes nothing\n"
+    assert headgate("policy", "check", str(path)).expect_output() == f"{path}: no mistakes; changes nothing\n"
 
 
 @pytest.mark.parametrize(
@@ -467,7 +467,7 @@ def test_policy_check_notes_an_account_that_is_nearly_another(path: Path, headga
 
 def test_policy_check_lists_all_mistakes(path: Path, headgate: Command) -> None:
     path.write_text("warn_at = 9\n[limits]\nheavy = 5\n")
-    assert headgate("policy", "check", str(path)).refused().splitlines() == [
+    assert headgate("policy", "check", str(path)).expect_error().splitlines() == [
         f"{path}: 2 mistakes",
         "  limits.heavy: expected a limit such as '5/minute', or several, got 5",
         "  warn_at: expected a number from 0 to 1 with at most three decimals, got 9",
@@ -483,7 +483,7 @@ def test_policy_check_covers_the_settings_of_the_hub(
         'warn_at = 9\n[hub]\nport = 99999\nregistration = "all"\n'
         'admin_token = "short"\nprot = 1\nrelay_rate_limit = "fast"\n'
     )
-    err = headgate("policy", "check", str(path)).refused()
+    err = headgate("policy", "check", str(path)).expect_error()
     first, *mistakes = err.splitlines()
     assert first == f"{path}: 6 mistakes"
     assert [one.partition(", got")[0] for one in mistakes[:-1]] == [
@@ -505,7 +505,7 @@ def test_policy_check_lists_what_the_settings_of_the_hub_change(
         '[hub]\nport = 9000\ntls_key = "key.pem"\nallowed_hosts = ["a.org", "b.org"]\npublic_dashboard = true\n'
         'viewer_token = "a-secret-that-nobody-sees"\nstore = "redis://user:secret@localhost"\n'
     )
-    assert headgate("policy", "check", str(path)).printed().splitlines() == [
+    assert headgate("policy", "check", str(path)).expect_output().splitlines() == [
         f"{path}: no mistakes; changes:",
         "  hub.port = 9000  (default: 8080)",
         "  hub.store = (not shown)",
@@ -515,8 +515,10 @@ def test_policy_check_lists_what_the_settings_of_the_hub_change(
         '  hub.tls_key = "key.pem"',
     ]
     path.write_text("hub = 5\n")
-    assert headgate("policy", "check", str(path)).refused() == f"{path}: 1 mistake\n  hub: expected a table, got 5\n"
-    assert headgate("policy", "check", "none").refused().splitlines() == [
+    assert (
+        headgate("policy", "check", str(path)).expect_error() == f"{path}: 1 mistake\n  hub: expected a table, got 5\n"
+    )
+    assert headgate("policy", "check", "none").expect_error().splitlines() == [
         "none: 1 mistake",
         "  expected a readable file, got: No such file or directory",
     ]
@@ -526,6 +528,6 @@ def test_policy_show_prints_a_file_that_comes_to_the_same(path: Path, headgate: 
     path.write_text('exempt = ["vip"]\n')
     for arguments, policy in (([], Policy()), ([str(path)], Policy(exempt=["vip"]))):
         again = path.with_name("again.toml")
-        again.write_text(headgate("policy", "show", *arguments).printed())
+        again.write_text(headgate("policy", "show", *arguments).expect_output())
         assert Policy.load(again) == policy
-    headgate("policy", "show", "none").refused()
+    headgate("policy", "show", "none").expect_error()

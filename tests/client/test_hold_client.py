@@ -118,7 +118,7 @@ def test_a_block_in_a_thread_is_settled_with_what_was_used(hub: HubServer, token
         assert client.account("acme") == hub.hub.gate.account("acme")
 
 
-@pytest.mark.usefixtures("_switching")
+@pytest.mark.usefixtures("_frequent_switches")
 def test_threads_that_use_a_hold_at_the_same_time_add_up(hub: HubServer, token: str) -> None:
     def use_often(hold: SyncClientHold) -> None:
         for _ in range(50_000):

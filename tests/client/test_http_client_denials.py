@@ -185,7 +185,7 @@ def test_a_denial_is_one_however_its_body_ends_in_a_loop(body: Body, text: str |
 def test_the_body_of_a_denial_has_a_timeout_of_its_own(read: float | None, of_the_denial: float) -> None:
     seen: list[Any] = []
 
-    class Noting(httpx.BaseTransport):
+    class RecordingTransport(httpx.BaseTransport):
         def handle_request(self, request: httpx.Request) -> httpx.Response:
             timeouts = request.extensions["timeout"]
             seen.append(dict(timeouts))
@@ -198,7 +198,7 @@ def test_the_body_of_a_denial_has_a_timeout_of_its_own(read: float | None, of_th
             return httpx.Response(429 if len(seen) == 1 else 200, stream=Body())
 
     given = {"connect": 7, "read": read, "write": 7, "pool": 7}
-    with httpx.Client(transport=http.ObeyingTransport(Noting(), clock=SimulatedClock())) as client:
+    with httpx.Client(transport=http.ObeyingTransport(RecordingTransport(), clock=SimulatedClock())) as client:
         assert client.get("http://example.org", extensions={"timeout": given}).text == "hello"
     assert seen == [given, given | {"read": of_the_denial}, given, given]
     assert given["read"] == read, "a request has changed the timeouts of others"
@@ -241,13 +241,13 @@ def test_no_more_of_a_denial_is_asked_for_than_is_kept(monkeypatch: pytest.Monke
 
 
 def test_a_denial_whose_body_hangs_in_a_transport_without_timeouts_is_one() -> None:
-    class Hanging(httpx.AsyncByteStream):
+    class HangingStream(httpx.AsyncByteStream):
         async def __aiter__(self) -> AsyncIterator[bytes]:
             yield b"half of it"
             await asyncio.Event().wait()
 
     async def main() -> httpx.Response:
-        transport = httpx.MockTransport(lambda _: httpx.Response(429, stream=Hanging()))
+        transport = httpx.MockTransport(lambda _: httpx.Response(429, stream=HangingStream()))
         obeying = AsyncObeyingTransport(transport, clock=SimulatedClock(), retries=0)
         async with asyncio.timeout(PATIENCE), httpx.AsyncClient(transport=obeying) as client:
             return await client.get("http://example.org")

@@ -123,7 +123,7 @@ async def test_senders_of_one_key_take_turns_and_a_cancelled_one_spends_nothing(
     sent = Limiter("1/minute", store=free.store)
     order: list[str] = []
 
-    def saying(name: str) -> App:
+    def make_sender(name: str) -> App:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await send({"type": "websocket.accept"})
             await send({"type": "websocket.send", "text": name})
@@ -132,7 +132,7 @@ async def test_senders_of_one_key_take_turns_and_a_cancelled_one_spends_nothing(
         return app
 
     def run(name: str) -> Any:
-        app = RateLimitMiddleware(saying(name), free, websocket=WebSocketLimits(sent=sent))
+        app = RateLimitMiddleware(make_sender(name), free, websocket=WebSocketLimits(sent=sent))
         return running_task(Wire().run(app))
 
     async with run("a") as first:

@@ -279,7 +279,7 @@ def in_threads(count: int, work: Callable[[], None]) -> None:
         worker.join()
 
 
-@pytest.mark.usefixtures("_switching")
+@pytest.mark.usefixtures("_frequent_switches")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_defect_5_exactly_the_limit_passes_from_many_threads(url: str, name: str, clock: ManualClock) -> None:
     most, threads, hits = (200, 8, 50) if "memory" in url else (30, 8, 8)

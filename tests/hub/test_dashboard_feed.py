@@ -280,7 +280,7 @@ def test_b7_many_cards_come_in_several_frames_and_other_tasks_have_their_turn() 
             for name in names:
                 await hub.hub.stats.check(name, "ws", action="ping")
 
-        async def turns_during(work: Callable[[], Awaitable[object]]) -> int:
+        async def count_turns_during(work: Callable[[], Awaitable[object]]) -> int:
             """The turns that another task has meanwhile."""
             nonlocal turns
             other = asyncio.create_task(take_turns())
@@ -301,7 +301,7 @@ def test_b7_many_cards_come_in_several_frames_and_other_tasks_have_their_turn() 
         state, batches = hub.hub.dashboard._state, len(names) // updates._BATCH
         state._live = []
         for work in (partial(state._cards.of, names), partial(state._changes, {}, set(names), 0), state._live_cards):
-            assert hub.run(turns_during(work)) >= batches, work
+            assert hub.run(count_turns_during(work)) >= batches, work
 
 
 # Who may look ---------------------------------------------------------------------------------------------------------

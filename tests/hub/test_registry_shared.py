@@ -249,12 +249,12 @@ async def test_a_server_that_hangs_does_not_delay_every_caller(server: ValkeySer
         roll: Any = registry._store
         client, asked = roll._clients.aclient, []
 
-        async def noting() -> Any:
+        async def note_lookup() -> Any:
             asked.append(True)
             return await client()
 
         server.signal(signal.SIGSTOP)
-        roll._clients.aclient = noting
+        roll._clients.aclient = note_lookup
         answers = await asyncio.gather(*[registry.verify("a", token) for _ in range(500)])
         assert answers == [True] * 500
         assert 1 <= len(asked) < 100  # as many as ask at the same time, and now and then one more

@@ -50,8 +50,8 @@ def test_b2_a_connection_that_does_not_identify_is_closed() -> None:
         wrong.hello("alice", "wrong")
         with hub.stranger() as later:
             hub.clock.advance(0.001)
-            assert late.ended() == (1008, "no HELLO that could be proved within 10 s")
-            assert wrong.ended()[0] == 1008
+            assert late.read_close() == (1008, "no HELLO that could be proved within 10 s")
+            assert wrong.read_close()[0] == 1008
             assert later.hello("alice").type == wire.MESSAGE_TYPE_WELCOME
             hub.clock.advance(100)
             assert later.say("bob", b"later").type == ACK
@@ -93,7 +93,7 @@ def test_an_address_has_so_many_connections() -> None:
             answer = third.hello("alice")
             assert (answer.type, answer.error.code) == (ERROR, "too_many_connections")
             assert answer.error.detail == "'alice' has 2 connections, and may have no more"
-            assert third.ended() == (1013, "too many connections of this address")
+            assert third.read_close() == (1013, "too many connections of this address")
         wait_for(lambda: hub.relay.connections == 2, "room")
         with hub.agent("alice"):
             pass
@@ -292,7 +292,7 @@ def test_an_agent_with_a_revoked_token_is_dropped() -> None:
         hub.server.call(hub.revoke, "alice")
         hub.server.call(hub.revoke, "nobody")
         for agent in (one, other):
-            assert agent.ended() == (1008, "the token of this agent was revoked or replaced")
+            assert agent.read_close() == (1008, "the token of this agent was revoked or replaced")
         assert bob.say("alice").error.code == "unreachable"
         wait_for(lambda: hub.relay.connections == 1, "the connections to be gone")
 
@@ -337,7 +337,7 @@ def test_an_envelope_in_flight_when_its_sender_is_dropped_is_discarded() -> None
         hub.agent("bob") as bob,
     ):
         alice.socket.send(hub.data("bob", b"too late").SerializeToString())
-        assert alice.ended()[0] == 1008
+        assert alice.read_close()[0] == 1008
         bob.socket.send(hub.data("bob", b"next").SerializeToString())
         assert {bob.read().data.body, bob.read().data.body} == {b"", b"next"}, "the acknowledgement, and this alone"
 
@@ -356,10 +356,10 @@ def test_a_stopping_hub_says_when_to_reconnect() -> None:
     waits = count(3000, 500)
     with RelayHub() as hub, hub.agent("alice") as alice, hub.stranger() as stranger:
         hub.server.run(hub.relay.drain(lambda: next(waits)))
-        told = {alice.ended(), stranger.ended()}
+        told = {alice.read_close(), stranger.read_close()}
         assert told == {(1012, "restarting; retry in 3000 ms"), (1012, "restarting; retry in 3500 ms")}
         with hub.stranger() as late:
-            assert late.ended() == (1012, "restarting; retry in 4000 ms")
+            assert late.read_close() == (1012, "restarting; retry in 4000 ms")
         wait_for(lambda: hub.relay.connections == 0, "the connections to be gone")
 
 
@@ -373,11 +373,11 @@ def test_a_stopping_hub_sends_acknowledged_envelopes(monkeypatch: pytest.MonkeyP
     ):
         with ThreadPoolExecutor() as threads:
             drained = threads.submit(hub.server.run, hub.relay.drain(lambda: 1))
-            assert alice.ended()[0] == 1012
+            assert alice.read_close()[0] == 1012
             bob.socket.send(hub.data("bob", b"neither passed on nor acknowledged").SerializeToString())
             assert [bob.read().id for _ in taken] == taken
             drained.result()
-        assert bob.ended()[0] == 1012
+        assert bob.read_close()[0] == 1012
 
 
 def test_a_stopping_hub_does_not_wait_for_slow_readers() -> None:
@@ -387,7 +387,7 @@ def test_a_stopping_hub_does_not_wait_for_slow_readers() -> None:
         overflowing_connection(hub, alice) as (bob, _),
     ):
         hub.server.run(hub.relay.drain(lambda: 1))
-        assert alice.ended()[0] == 1012
+        assert alice.read_close()[0] == 1012
         bob.socket.socket.close()
 
 

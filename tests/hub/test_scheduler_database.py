@@ -205,7 +205,7 @@ async def test_a_failed_cleanup_is_made_up_for_by_the_next(elsewhere: bool) -> N
 
 
 async def test_a_failing_store_delays_assignments() -> None:
-    class Failing(WrappedStore):
+    class FailingStore(WrappedStore):
         failing = True
 
         async def astanding(self, offence: Offence) -> Standing:
@@ -215,7 +215,7 @@ async def test_a_failing_store_delays_assignments() -> None:
             return found
 
     clock = ManualClock()
-    store = Failing(clock=clock)
+    store = FailingStore(clock=clock)
     with closing(Database()) as database, closing(Gate(Policy(), store=store)) as gate:
         harness = SchedulerHarness(database, gate, clock)
         await harness.scheduler.start()

@@ -42,7 +42,7 @@ def check(store: MemoryStore, limit: Limit, cost: int = 1, key: str = "key") -> 
     return bool(store.apply(Verb.CHECK, [Ask("", key, limit, cost)], 0))
 
 
-@pytest.mark.usefixtures("_switching")
+@pytest.mark.usefixtures("_frequent_switches")
 @pytest.mark.parametrize(
     "limit",
     [
@@ -77,7 +77,7 @@ def test_a7_threads_that_hold_and_settle_are_counted_exactly(limit: Limit) -> No
     assert counted < 500 + 2 * THREADS, "what is settled in excess may pass the limit, each time once"
 
 
-@pytest.mark.usefixtures("_switching")
+@pytest.mark.usefixtures("_frequent_switches")
 @pytest.mark.parametrize("limit", [per_day(500), Budget(500, "month"), AllOf([per_day(500), per_day(600)])], ids=str)
 def test_a7_threads_that_settle_holds_without_an_id_are_counted_exactly(limit: Limit) -> None:
     """While others list them, and let some be forgotten."""
@@ -125,7 +125,7 @@ def test_a7_a_hold_within_a_hold_is_counted_exactly() -> None:
         assert limiter.peek("key").remaining == 4, allocation
 
 
-@pytest.mark.usefixtures("_switching")
+@pytest.mark.usefixtures("_frequent_switches")
 def test_a7_threads_never_have_more_slots_than_there_are_and_lose_none() -> None:
     store, limit = MemoryStore(clock=ManualClock()), AllOf([Slots(3), per_day(10**6)])
     guard, most, under_way = threading.Lock(), 0, 0
@@ -153,7 +153,7 @@ def test_a7_threads_never_have_more_slots_than_there_are_and_lose_none() -> None
     assert store.apply(Verb.PEEK, [Ask("", "key", per_day(10**6), 1)], 0).remaining == 10**6 - 2 * granted
 
 
-@pytest.mark.usefixtures("_switching")
+@pytest.mark.usefixtures("_frequent_switches")
 def test_a7_one_of_many_threads_that_repeat_a_hold_makes_it() -> None:
     store, limit = MemoryStore(clock=ManualClock()), AllOf([per_day(100), Slots(50)])
 

@@ -233,7 +233,7 @@ def test_a7_two_thousand_threads_at_once_are_exact_on_few_connections(
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_switching")
+@pytest.mark.usefixtures("_frequent_switches")
 def test_a7_threads_that_find_a_new_store_share_its_first_connections(server: ValkeyServer, raw: Any) -> None:
     for trial in range(20):
         before = connections(raw)

@@ -186,7 +186,7 @@ def test_denials_dont_end_an_outage_of_writes(own_server: ValkeyServer, breaker_
     assert 0 < len(events) < 10
 
 
-@pytest.mark.usefixtures("_switching")
+@pytest.mark.usefixtures("_frequent_switches")
 def test_threads_survive_that_another_renews_the_client(own_server: ValkeyServer) -> None:
     """Each call that meets a read-only server renews it; here it is renewed all the time."""
     end = time.monotonic() + 2.0

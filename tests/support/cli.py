@@ -30,12 +30,12 @@ class CommandResult(NamedTuple):
     out: str
     err: str
 
-    def printed(self) -> str:
+    def expect_output(self) -> str:
         """Its output: it has succeeded, and told nothing else."""
         assert (self.code, self.err) == (0, ""), self
         return self.out
 
-    def refused(self, code: int = 1) -> str:
+    def expect_error(self, code: int = 1) -> str:
         """Its errors: it has failed, and printed nothing."""
         assert (self.code, self.out) == (code, ""), self
         return self.err

@@ -97,7 +97,7 @@ class RecordingServer:
         return self.url
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        async def sending(message: dict[str, Any]) -> None:
+        async def record_and_send(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 self.answered.append(message["status"])
             await send(message)
@@ -105,7 +105,7 @@ class RecordingServer:
         self.moments.append(self._clock.now() / 1_000_000)
         self.paths.append(scope["path"])
         self.peers.add(scope["client"][1])
-        await self._app(scope, receive, sending)
+        await self._app(scope, receive, record_and_send)
 
 
 async def hello_app(_scope: dict[str, Any], _receive: Receive, send: Send) -> None:

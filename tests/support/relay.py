@@ -123,7 +123,7 @@ class RelayAgent:
         for _ in range(messages):
             assert self.say("nobody").error.code == "unreachable"
 
-    def ended(self) -> tuple[int, str]:
+    def read_close(self) -> tuple[int, str]:
         """How the hub closed the connection. Nothing was said before."""
         with pytest.raises(ConnectionClosed) as info:
             self.read()
