@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from headgate import Gate, ManualClock, MemoryStore, Policy, workers
-from tests.support.redis_store import Unshared
-from tests.support.valkey import PATIENCE, Server
+from tests.support.redis_store import StoreWithoutChangeLog
+from tests.support.valkey import PATIENCE, ValkeyServer
 from tests.support.verbs import Verbs
 from tests.support.wrapped_store import WrappedStore
 
@@ -68,7 +68,7 @@ def _logging_is_left_alone() -> Iterator[None]:
 
 
 @pytest.fixture
-def _switching() -> Iterator[None]:
+def _frequent_switches() -> Iterator[None]:
     """Let threads interrupt each other as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -77,33 +77,40 @@ def _switching() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server() -> Iterator[ValkeyServer]:
     """A server for the tests of one file."""
-    with Server() as server:
+    with ValkeyServer() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def redis_server() -> Iterator[Server]:
-    with Server() as server:
+def redis_server() -> Iterator[ValkeyServer]:
+    with ValkeyServer() as server:
         yield server
 
 
-@pytest.fixture(params=["memory", "wrapped", "redis"])
-def store(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A store on a clock that only the test advances."""
-    clock = ManualClock(start=1000)
-    if request.param == "redis":
-        server: Server = request.getfixturevalue("redis_server")
-        with Unshared(server.url, prefix=f"test-{uuid4().hex}:", clock=clock, timeout=PATIENCE) as store:
-            yield store
-    else:
-        yield MemoryStore(clock=clock) if request.param == "memory" else WrappedStore(clock=clock)
+@pytest.fixture
+def own_server() -> Iterator[ValkeyServer]:
+    """A server for one test, which may end it or let it lose everything."""
+    with ValkeyServer() as server:
+        yield server
 
 
 @pytest.fixture
-def clock(store: Any) -> ManualClock:
-    return store.clock  # type: ignore[no-any-return]
+def clock() -> ManualClock:
+    """A clock that only the test advances."""
+    return ManualClock(start=1000)
+
+
+@pytest.fixture(params=["memory", "wrapped", "redis"])
+def store(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Any]:
+    """A store on the test's clock."""
+    if request.param == "redis":
+        server: ValkeyServer = request.getfixturevalue("redis_server")
+        with StoreWithoutChangeLog(server.url, prefix=f"test-{uuid4().hex}:", clock=clock, timeout=PATIENCE) as store:
+            yield store
+    else:
+        yield MemoryStore(clock=clock) if request.param == "memory" else WrappedStore(clock=clock)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from benchmarks.litellm_contest import (
 )
 from benchmarks.redis_report import ONE_CORE
 from headgate import RedisStore
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 pytestmark = pytest.mark.once
 
@@ -116,12 +116,12 @@ def test_f1_a_full_team_costs_its_neighbour_nothing() -> None:
                 contender, counter = litellm_contest.headgate_contender(store, gates), ScriptCounter(client)
                 return await litellm_contest.crowd(contender, 2, counter)
 
-    with Server() as server, server.client() as client:
+    with ValkeyServer() as server, server.client() as client:
         assert asyncio.run(run(server.url)) == Crowd(alone=[NEIGHBOURS] * 2, beside=[NEIGHBOURS] * 2, full=0)
 
 
 def test_a_contender_that_decides_without_the_server_is_found() -> None:
-    with Server() as server, server.client() as client:
+    with ValkeyServer() as server, server.client() as client:
         counter = ScriptCounter(client)
         client.eval("return 1", 0)
         counter.expect(1)

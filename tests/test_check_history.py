@@ -57,11 +57,11 @@ def peek(limits: str, at: float, remaining: int, **more: Any) -> Line:
     return call("peek", limits, at, remaining=remaining, **more)
 
 
-def killed(line: Line) -> Line:
+def kill(line: Line) -> Line:
     return {**line, "said": None, "returned": None}
 
 
-def crimes(*lines: Line, lenient: bool = False) -> list[Crime]:
+def found_crimes(*lines: Line, lenient: bool = False) -> list[Crime]:
     return check_history([*LIMITS, *lines], lenient_denials=lenient)
 
 
@@ -103,7 +103,7 @@ FORGED = {
     "a settle is booked twice": (
         "booked twice", [hold("h", "M", 0, 2), settle("h", 1, 4), settle("h", 2, 4), peek("M", 3, 2)],
     ),
-    "a hold is booked twice": ("booked twice", [killed(hold("h", "W", 0, 2)), hold("h", "W", 1, 2), peek("W", 2, 6)]),
+    "a hold is booked twice": ("booked twice", [kill(hold("h", "W", 0, 2)), hold("h", "W", 1, 2), peek("W", 2, 6)]),
     "a settle is booked beside the reservation": (
         "booked twice", [hold("h", "M", 0, 5), settle("h", 1, 3), peek("M", 2, 2)],
     ),
@@ -119,7 +119,7 @@ FORGED = {
     "a cost that stays is given back": ("exceeded", [hold("h", "M", 0, 8), check("M", 10, 8)]),
     "a cost is charged after a cancel": ("booked twice", [hold("h", "W", 0, 3), cancel("h", 1), peek("W", 2, 7)]),
     "a charge is lost": ("lost", [call("charge", "M", 0, cost=7), peek("M", 1, 10)]),
-    "a hold proven by a settle is lost": ("lost", [killed(hold("h", "M", 0, 4)), settle("h", 1, 4), peek("M", 1, 10)]),
+    "a hold proven by a settle is lost": ("lost", [kill(hold("h", "M", 0, 4)), settle("h", 1, 4), peek("M", 1, 10)]),
     "a refund is lost": ("booked twice", [check("B", 0, 7), call("refund", "B", 0, cost=3), peek("B", 0, 3)]),
     "a window counts for too long": ("wrongly denied", [check("W", 0, 10), check("W", 10, said="denied")]),
     "a wait is too long": ("retry too late", [check("B", 0, 10), check("B", 0, 2, "denied", retry=2 * SECOND + 1)]),
@@ -141,7 +141,7 @@ FORGED = {
 @pytest.mark.parametrize("name", FORGED)
 def test_a_forged_history_is_convicted(name: str) -> None:
     kind, lines = FORGED[name]
-    found = crimes(*lines)
+    found = found_crimes(*lines)
     assert [crime.kind for crime in found] == [kind], found
     assert str(len(LIMITS) + len(lines)) in found[0].lines, "it was committed in the last line"
 
@@ -208,10 +208,10 @@ FORGED_LEVELS = {
         "lost", [levels("g", 0, 5, lease=SECOND), levels("h", 2, [1, 1, 1, 1, 4]), settle("h", 3, 3), usage(4, 7)],
     ),
     "a killed holder's cost is counted twice": (
-        "booked twice", [killed(levels("h", 0, 5)), find("h", 1, "open", 5), usage(2, 10)],
+        "booked twice", [kill(levels("h", 0, 5)), find("h", 1, "open", 5), usage(2, 10)],
     ),
     "a killed holder's cost isn't counted": (
-        "lost", [{**killed(levels("h", 0, 5)), "returned": SECOND // 2}, find("h", 1, "open", 5), usage(2, 0)],
+        "lost", [{**kill(levels("h", 0, 5)), "returned": SECOND // 2}, find("h", 1, "open", 5), usage(2, 0)],
     ),
     "a granted hold is unknown": ("lost", [levels("h", 0, 5), find("h", 1, "", 0, said="refused")]),
     "a denied hold is known": ("ended", [levels("h", 0, 20, "denied"), find("h", 1, "open", 20)]),
@@ -250,22 +250,22 @@ HONEST_LEVELS = {
         settle("g", 4, 2), levels("h2", 5, 8), usage(6, 10),
     ],
     "a killed hold that took effect": [
-        {**killed(levels("h", 0, 5)), **ENDED_IN_TIME}, find("h", 1, "expired", 5), usage(2, 5),
+        {**kill(levels("h", 0, 5)), **ENDED_IN_TIME}, find("h", 1, "expired", 5), usage(2, 5),
     ],
     "a killed hold that did not": [
-        {**killed(levels("h", 0, 5)), **ENDED_IN_TIME}, find("h", 1, "", 0, said="refused"), usage(2, 0),
+        {**kill(levels("h", 0, 5)), **ENDED_IN_TIME}, find("h", 1, "", 0, said="refused"), usage(2, 0),
     ],
     "a killed settle that took effect": [
-        levels("h", 0, 5), {**killed(settle("h", 0.1, 2)), **ENDED_IN_TIME}, find("h", 1, "settled", 2), usage(2, 2),
+        levels("h", 0, 5), {**kill(settle("h", 0.1, 2)), **ENDED_IN_TIME}, find("h", 1, "settled", 2), usage(2, 2),
     ],
     "a killed settle that did not": [
-        levels("h", 0, 5), {**killed(settle("h", 0.1, 2)), **ENDED_IN_TIME}, find("h", 1, "open", 5), usage(2, 5),
+        levels("h", 0, 5), {**kill(settle("h", 0.1, 2)), **ENDED_IN_TIME}, find("h", 1, "open", 5), usage(2, 5),
     ],
     "a killed extend that took effect": [
-        levels("h", 0, 5), {**killed(extend("h", 0.1, cost=2)), **ENDED_IN_TIME}, find("h", 1, "open", 7), usage(2, 7),
+        levels("h", 0, 5), {**kill(extend("h", 0.1, cost=2)), **ENDED_IN_TIME}, find("h", 1, "open", 7), usage(2, 7),
     ],
     "a killed extend that did not": [
-        levels("h", 0, 5), {**killed(extend("h", 0.1, cost=2)), **ENDED_IN_TIME}, find("h", 1, "open", 5), usage(2, 5),
+        levels("h", 0, 5), {**kill(extend("h", 0.1, cost=2)), **ENDED_IN_TIME}, find("h", 1, "open", 5), usage(2, 5),
     ],
     "an extend while another limit is in debt": [
         levels("h", 0, 1), {**call("charge", "", 0, cost=12), "limits": [["B", "acme/a"]]},
@@ -310,14 +310,14 @@ HONEST = {
     "a denied extend changes nothing": [hold("h", "M", 0, 8), extend("h", 1, "denied", cost=3), peek("M", 2, 2)],
     "a settle belongs to the period of its hold": [hold("h", "M", 99, 8), settle("h", 100, 9), check("M", 100, 10)],
     "repeated verbs are the same": [
-        killed(hold("h", "MS", 0, 4)), hold("h", "MS", 1, 4), settle("h", 2, 3), settle("h", 3, 3), peek("M", 4, 7),
+        kill(hold("h", "MS", 0, 4)), hold("h", "MS", 1, 4), settle("h", 2, 3), settle("h", 3, 3), peek("M", 4, 7),
     ],
     "a killed holder's slot heals": [
-        killed(hold("h1", "S", 0)), hold("h2", "S", 1, said="denied"), hold("h3", "S", 20),
+        kill(hold("h1", "S", 0)), hold("h2", "S", 1, said="denied"), hold("h3", "S", 20),
     ],
-    "a killed check may count or not": [killed(check("M", 0, 6)), check("M", 1, 5, "denied"), peek("M", 2, 10)],
+    "a killed check may count or not": [kill(check("M", 0, 6)), check("M", 1, 5, "denied"), peek("M", 2, 10)],
     "a killed settle may count or not": [
-        hold("h", "M", 0, 6), killed(settle("h", 1, 0)), peek("M", 2, 10), peek("M", 3, 4),
+        hold("h", "M", 0, 6), kill(settle("h", 1, 0)), peek("M", 2, 10), peek("M", 3, 4),
     ],
     "released costs come back": [hold("h", "MW", 0, 8, release=True), check("MW", 10, 8)],
     "a settle in a period of which nobody is sure": [
@@ -333,7 +333,7 @@ HONEST = {
 
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_history_is_acquitted(name: str) -> None:
-    assert crimes(*HONEST[name]) == []
+    assert found_crimes(*HONEST[name]) == []
 
 
 def test_the_extremes_of_a_long_span_are_those_of_its_values() -> None:
@@ -347,16 +347,16 @@ def test_the_extremes_of_a_long_span_are_those_of_its_values() -> None:
 
 
 def test_a_verdict_names_the_lines_that_prove_it() -> None:
-    found = crimes(check("B", 0, 10), check("B", 60, 7), check("B", 61, 2), check("S", 61), check("B", 61, 3))
+    found = found_crimes(check("B", 0, 10), check("B", 60, 7), check("B", 61, 2), check("S", 61), check("B", 61, 3))
     assert str(found[0]) == "exceeded: check of 3 passed, B of a: at least 8 of 10 taken (lines 9, 7, 6)"
 
 
 def test_lenient_denials_forgive_where_a_rate_was_given_back() -> None:
     given_back = [hold("h", "B", 0, 10), settle("h", 0, 1), check("B", 0, 2, "denied"), peek("B", 0, 0)]
-    assert [crime.kind for crime in crimes(*given_back)] == ["wrongly denied", "booked twice"]
-    assert crimes(*given_back, lenient=True) == []
-    assert crimes(*given_back, check("W", 0, 2, "denied"), lenient=True), "another account"
-    assert crimes(*given_back, check("B", 0, 10), lenient=True), "no limit is exceeded"
+    assert [crime.kind for crime in found_crimes(*given_back)] == ["wrongly denied", "booked twice"]
+    assert found_crimes(*given_back, lenient=True) == []
+    assert found_crimes(*given_back, check("W", 0, 2, "denied"), lenient=True), "another account"
+    assert found_crimes(*given_back, check("B", 0, 10), lenient=True), "no limit is exceeded"
 
 
 @pytest.mark.parametrize("jitter", [0, 2, SECOND // 3, 3 * SECOND])
@@ -435,17 +435,17 @@ def test_forged_lines_of_a_history_with_calls_that_last_are_often_convicted(kind
 )
 def test_what_is_no_history_is_refused(line: Line, mistake: str) -> None:
     with pytest.raises(NoHistory, match=rf"line 5: {mistake}"):
-        crimes(line)
+        found_crimes(line)
 
 
 def test_no_calls_are_no_history() -> None:
     with pytest.raises(NoHistory, match="expected calls, got none"):
-        crimes()
+        found_crimes()
 
 
 def test_one_id_for_two_holds_is_refused() -> None:
     with pytest.raises(NoHistory, match="line 6: expected the arguments of h in line 5"):
-        crimes(hold("h", "M", 0, 1), hold("h", "M", 1, 2))
+        found_crimes(hold("h", "M", 0, 1), hold("h", "M", 1, 2))
 
 
 def test_the_program_says_what_it_found(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from headgate.hub.settings import HubSettings, variable
 from tests.support.dockerfile import instructions, variables
-from tests.support.ports import nobody
+from tests.support.ports import unused_port
 from tests.support.valkey import PATIENCE, wait_for
 
 pytestmark = pytest.mark.once
@@ -25,7 +25,7 @@ BUILD, FINAL = 0, 1
 SOME_USER = 65534
 
 
-def texts(name: str, stage: int) -> list[str]:
+def instruction_texts(name: str, stage: int) -> list[str]:
     return [one.text for one in FOUND if (one.name, one.stage) == (name, stage)]
 
 
@@ -37,11 +37,11 @@ def test_the_linter_finds_nothing() -> None:
 
 
 def test_the_final_stage_has_no_compiler_and_no_rights() -> None:
-    images = [text.split()[0] for text in texts("FROM", BUILD) + texts("FROM", FINAL)]
+    images = [text.split()[0] for text in instruction_texts("FROM", BUILD) + instruction_texts("FROM", FINAL)]
     assert images == ["python:3.13-slim"] * 2  # the same: the environment of the first links to its Python
-    assert not [text for text in texts("RUN", FINAL) if "apt" in text or "pip" in text]
-    assert texts("USER", FINAL) == ["10001:10001"]  # a number, so that Kubernetes knows that it isn't root
-    assert texts("VOLUME", FINAL) == ["/data"]
+    assert not [text for text in instruction_texts("RUN", FINAL) if "apt" in text or "pip" in text]
+    assert instruction_texts("USER", FINAL) == ["10001:10001"]  # a number, so that Kubernetes knows that it isn't root
+    assert instruction_texts("VOLUME", FINAL) == ["/data"]
     last = [one.name for one in FOUND if one.stage == FINAL]
     assert last.index("USER") > max(number for number, name in enumerate(last) if name in ("RUN", "COPY"))
 
@@ -53,7 +53,7 @@ def test_its_variables_are_settings_of_the_hub() -> None:
 
 
 def test_what_is_copied_is_not_ignored() -> None:
-    copied = {name for text in texts("COPY", BUILD) for name in text.split()[:-1]}
+    copied = {name for text in instruction_texts("COPY", BUILD) for name in text.split()[:-1]}
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert {line[1:] for line in lines if line.startswith("!")} == copied
     assert lines[1] == "*"
@@ -91,9 +91,9 @@ def test_its_commands_make_a_hub_that_runs_as_another_user(place: Path) -> None:
         os.chown(data, user, user)
     (start,) = [one.command for one in FOUND if one.name == "CMD"]
     (probe,) = [one.command for one in FOUND if one.name == "HEALTHCHECK"]
-    settings = {name: moved(value, place) for name, value in variables(FOUND, FINAL).items()}
+    settings = {name: move_paths(value, place) for name, value in variables(FOUND, FINAL).items()}
     settings |= {"PATH": settings["PATH"].replace("$PATH", "/usr/bin:/bin"), "HEADGATE_HOST": "127.0.0.1"}
-    with nobody() as port:
+    with unused_port() as port:
         settings["HEADGATE_PORT"] = str(port)
 
         def healthy() -> bool:
@@ -119,19 +119,19 @@ def run_build(place: Path, python: str) -> None:
     write_program(programs / "python", f'exec {python} "$@"')
     write_program(programs / "pip", f'[ "$1" = --python ] || set -- --python {python} "$@"\nexec {pip} "$@"')
     source.mkdir()
-    for name in (name for text in texts("COPY", BUILD) for name in text.split()[:-1]):
+    for name in (name for text in instruction_texts("COPY", BUILD) for name in text.split()[:-1]):
         if (ROOT / name).is_dir():
             unwanted = shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__")
             shutil.copytree(ROOT / name, source / name, ignore=unwanted)
         else:
             shutil.copy(ROOT / name, source)
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "HEADGATE_PURE")}
-    kept |= {name: moved(value, place) for name, value in variables(FOUND, BUILD).items()}
+    kept |= {name: move_paths(value, place) for name, value in variables(FOUND, BUILD).items()}
     kept["PATH"] = f"{programs}:{kept['PATH']}"
-    commands = [text for text in texts("RUN", BUILD) if "apt-get" not in text]
+    commands = [text for text in instruction_texts("RUN", BUILD) if "apt-get" not in text]
     assert len(commands) == 2
     for command in commands:
-        subprocess.run(["sh", "-ec", moved(command, place)], cwd=source, env=kept, check=True)
+        subprocess.run(["sh", "-ec", move_paths(command, place)], cwd=source, env=kept, check=True)
 
 
 def write_program(path: Path, line: str) -> None:
@@ -140,7 +140,7 @@ def write_program(path: Path, line: str) -> None:
     path.chmod(0o755)
 
 
-def moved(text: str, place: Path) -> str:
+def move_paths(text: str, place: Path) -> str:
     """The paths of the image within a folder of the test."""
     for name in ("/source", "/wheels", "/opt/headgate", "/data"):
         text = text.replace(name, f"{place}{name}")

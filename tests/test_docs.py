@@ -31,7 +31,7 @@ from headgate.limits.violations import Standing
 from headgate.proto import envelope_pb2 as wire
 from headgate.sliding import RateLimiter, RateLimitResult
 from headgate.stores.holds import AccountStore
-from tests.support.cli import leaves
+from tests.support.cli import leaf_commands
 from tests.support.command_steps import ELSEWHERE, STEPS, routes_of_commands
 
 pytestmark = pytest.mark.once
@@ -212,7 +212,7 @@ def test_every_route_is_in_the_docs(route: Route) -> None:
 
 
 def test_every_route_of_the_admin_api_has_a_command_with_a_test_in_a_process() -> None:
-    listed, commands = routes_of_commands(DOCS / "cli.md"), {name for name, _ in leaves(build_parser())}
+    listed, commands = routes_of_commands(DOCS / "cli.md"), {name for name, _ in leaf_commands(build_parser())}
     assert set(listed) == commands
     used, existing = set().union(*listed.values()), {f"{one.method} {one.path}" for one in ROUTES}
     assert used - existing == set()

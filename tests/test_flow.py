@@ -15,11 +15,11 @@ pytestmark = pytest.mark.once
 Driver = Callable[[Flow[Any, Any], Callable[[Any], Any]], Any]
 
 
-def in_a_loop(flow: Flow[Any, Any], perform: Callable[[Any], Any]) -> Any:
+def drive_in_loop(flow: Flow[Any, Any], perform: Callable[[Any], Any]) -> Any:
     return asyncio.run(adrive(flow, perform))
 
 
-def awaiting(flow: Flow[Any, Any], perform: Callable[[Any], Any]) -> Any:
+def adrive_in_loop(flow: Flow[Any, Any], perform: Callable[[Any], Any]) -> Any:
     async def performed(step: Any) -> Any:
         await asyncio.sleep(0)
         return perform(step)
@@ -27,7 +27,7 @@ def awaiting(flow: Flow[Any, Any], perform: Callable[[Any], Any]) -> Any:
     return asyncio.run(adrive(flow, performed))
 
 
-@pytest.fixture(params=[drive, in_a_loop, awaiting])
+@pytest.fixture(params=[drive, drive_in_loop, adrive_in_loop])
 def driver(request: pytest.FixtureRequest) -> Driver:
     chosen: Driver = request.param
     return chosen

@@ -1,13 +1,8 @@
 """Holds: reserved now, settled later, on a limiter in memory."""
 
 import asyncio
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,34 +20,19 @@ from headgate import (
 )
 from headgate.hold_attempt import LimiterAttempt
 from headgate.holds import HoldSummary
-from headgate.lease_renewer import RENEWERS
 from headgate.limits.notation import parse
 from headgate.stores.base import Ask
 from headgate.stores.hold_ids import HOLD_IDS
 from headgate.stores.hold_terms import HoldTerms
 from headgate.stores.holds import MAX_OPEN_HOLDS
 from headgate.wait_queue import WaitQueues
-from tests.support.event_loop import until
-from tests.support.threads import Waiter, run_together
-from tests.support.valkey import wait_for
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(start=1000)
-
-
-def make(limit: str, clock: ManualClock) -> Limiter:
-    return Limiter(limit, store=MemoryStore(clock=clock), name="llm")
-
-
-def left(limiter: Limiter, key: str = "a") -> int:
-    return limiter.peek(key).remaining
+from tests.support.event_loop import wait_until
+from tests.support.limiters import left, make_limiter
 
 
 @pytest.mark.parametrize("limit", ["100/minute", "100/minute; 200/hour", "100 in all", "100/minute sliding"])
 def test_f1_what_is_held_counts_and_the_settled_cost_replaces_it(clock: ManualClock, limit: str) -> None:
-    limiter = make(limit, clock)
+    limiter = make_limiter(limit, clock)
     hold = limiter.hold("a", 60)
     assert hold
     assert (hold.state, hold.decision.remaining, left(limiter)) == ("open", 40, 40)
@@ -63,7 +43,7 @@ def test_f1_what_is_held_counts_and_the_settled_cost_replaces_it(clock: ManualCl
 
 
 def test_a_settle_may_charge_more_than_was_held_even_into_debt(clock: ManualClock) -> None:
-    limiter = make("100/minute", clock)
+    limiter = make_limiter("100/minute", clock)
     hold = limiter.hold("a", 60)
     decision = hold.settle(160)
     assert not decision
@@ -72,7 +52,7 @@ def test_a_settle_may_charge_more_than_was_held_even_into_debt(clock: ManualCloc
 
 
 def test_cancelling_gives_back_everything(clock: ManualClock) -> None:
-    limiter = make("100/minute", clock)
+    limiter = make_limiter("100/minute", clock)
     hold = limiter.hold("a", 60)
     assert hold.cancel().remaining == 100
     assert hold.state == "cancelled"
@@ -80,7 +60,7 @@ def test_cancelling_gives_back_everything(clock: ManualClock) -> None:
 
 @pytest.mark.parametrize("wait", [0.0, 20.0, 30.0, 600.0])
 def test_what_is_given_back_late_lets_no_more_through_than_the_limit(clock: ManualClock, wait: float) -> None:
-    limiter = make("60/minute burst 10", clock)
+    limiter = make_limiter("60/minute burst 10", clock)
     hold = limiter.hold("a", 5)
     clock.advance(wait)
     spent = 0
@@ -93,7 +73,7 @@ def test_what_is_given_back_late_lets_no_more_through_than_the_limit(clock: Manu
 
 
 def test_a_bucket_gives_back_what_would_be_left_without_the_hold(clock: ManualClock) -> None:
-    limiter, other = make("60/minute burst 10", clock), make("60/minute burst 10", clock)
+    limiter, other = make_limiter("60/minute burst 10", clock), make_limiter("60/minute burst 10", clock)
     first, second = limiter.hold("a", 2), limiter.hold("a", 3)
     clock.advance(1)
     limiter.check("a", 4)
@@ -105,7 +85,7 @@ def test_a_bucket_gives_back_what_would_be_left_without_the_hold(clock: ManualCl
 
 
 def test_holds_that_share_a_headroom_share_what_comes_back(clock: ManualClock) -> None:
-    limiter = make("60/minute burst 10", clock)
+    limiter = make_limiter("60/minute burst 10", clock)
     one, other = limiter.hold("a", 3), limiter.hold("a", 3)
     clock.advance(4)
     assert limiter.check("a").remaining == 7  # 2 were missing just before, which is the least for both holds
@@ -114,7 +94,7 @@ def test_holds_that_share_a_headroom_share_what_comes_back(clock: ManualClock) -
 
 
 def test_slots_are_free_at_the_end_of_the_lease_exactly(clock: ManualClock) -> None:
-    limiter = make("2 in flight", clock)
+    limiter = make_limiter("2 in flight", clock)
     holds = [limiter.hold("a", lease=30) for _ in range(3)]
     assert [bool(hold) for hold in holds] == [True, True, False]
     assert holds[2].decision.retry_after == 30.0
@@ -127,7 +107,7 @@ def test_slots_are_free_at_the_end_of_the_lease_exactly(clock: ManualClock) -> N
 
 
 def test_a_settled_hold_frees_its_slot_once(clock: ManualClock) -> None:
-    limiter = make("2 in flight", clock)
+    limiter = make_limiter("2 in flight", clock)
     first, _ = limiter.hold("a"), limiter.hold("a")
     assert not limiter.hold("a")
     first.settle()
@@ -137,7 +117,7 @@ def test_a_settled_hold_frees_its_slot_once(clock: ManualClock) -> None:
 
 
 def test_costs_stay_when_the_lease_ends_or_come_back(clock: ManualClock) -> None:
-    limiter = make("100 usd/calendar day", clock)
+    limiter = make_limiter("100 usd/calendar day", clock)
     limiter.hold("keep", "2.50", lease=10)
     released = limiter.hold("release", "2.50", lease=10, on_expiry="release")
     assert left(limiter, "release") == 97
@@ -148,7 +128,7 @@ def test_costs_stay_when_the_lease_ends_or_come_back(clock: ManualClock) -> None
 
 
 def test_a_late_settle_corrects(clock: ManualClock) -> None:
-    limiter = make("100 usd in all", clock)
+    limiter = make_limiter("100 usd in all", clock)
     hold = limiter.hold("a", 10, lease=1)
     clock.advance(3600)
     assert hold.state == "expired"
@@ -158,7 +138,7 @@ def test_a_late_settle_corrects(clock: ManualClock) -> None:
 
 
 def test_an_expired_hold_that_was_found_is_settled_with_what_was_used(clock: ManualClock) -> None:
-    limiter = make("100/day", clock)
+    limiter = make_limiter("100/day", clock)
     hold = limiter.hold("a", 60, lease=5)
     clock.advance(5)
     found = limiter.find_hold("a", hold.id)
@@ -174,7 +154,7 @@ def test_an_expired_hold_that_was_found_is_settled_with_what_was_used(clock: Man
 
 
 def test_a_hold_is_forgotten_a_day_after_its_end(clock: ManualClock) -> None:
-    limiter = make("100 usd in all", clock)
+    limiter = make_limiter("100 usd in all", clock)
     hold = limiter.hold("a", 10, lease=1)
     clock.advance(86_400.999999)
     assert limiter.find_hold("a", hold.id).state == "expired"
@@ -185,7 +165,7 @@ def test_a_hold_is_forgotten_a_day_after_its_end(clock: ManualClock) -> None:
 
 
 def test_every_verb_may_be_repeated(clock: ManualClock) -> None:
-    limiter = make("100/minute; 3 in flight", clock)
+    limiter = make_limiter("100/minute; 3 in flight", clock)
     first = limiter.hold("a", 10, hold_id="one")
     again = limiter.hold("a", 10, hold_id="one")
     assert (bool(again), again.id) == (True, "one")
@@ -212,7 +192,7 @@ def test_every_verb_may_be_repeated(clock: ManualClock) -> None:
 
 
 def test_an_id_belongs_to_its_key_and_its_cost(clock: ManualClock) -> None:
-    limiter = make("100/minute", clock)
+    limiter = make_limiter("100/minute", clock)
     limiter.hold("a", 10, hold_id="one")
     assert limiter.hold("b", 20, hold_id="one")
     with pytest.raises(HoldError, match="hold 'one': expected cost 10, with which it is open, got cost 11"):
@@ -223,7 +203,7 @@ def test_an_id_belongs_to_its_key_and_its_cost(clock: ManualClock) -> None:
 
 
 def test_extending_is_all_or_nothing(clock: ManualClock) -> None:
-    limiter = make("20/minute; 100 tokens/calendar day", clock)
+    limiter = make_limiter("20/minute; 100 tokens/calendar day", clock)
     hold = limiter.hold("a", 5, lease=10)
     assert not hold.extend(16, lease=60)
     assert hold.state == "open"
@@ -236,7 +216,7 @@ def test_extending_is_all_or_nothing(clock: ManualClock) -> None:
 
 
 def test_after_the_end_nothing_can_be_extended(clock: ManualClock) -> None:
-    limiter = make("20/minute", clock)
+    limiter = make_limiter("20/minute", clock)
     hold = limiter.hold("a", 5, lease=10)
     clock.advance(10)
     with pytest.raises(HoldError, match="expected an open hold to extend, got one that is expired with cost 5"):
@@ -253,7 +233,7 @@ def test_a_budget_keeps_what_is_spent_when_its_amount_changes(clock: ManualClock
 
 
 def test_a_settle_books_to_the_period_of_its_hold(clock: ManualClock) -> None:
-    limiter = make("10 usd/calendar hour", clock)
+    limiter = make_limiter("10 usd/calendar hour", clock)
     before = limiter.hold("a", 8, lease=60)
     wait = limiter.check("a", 3).retry_after
     assert wait is not None
@@ -266,7 +246,7 @@ def test_a_settle_books_to_the_period_of_its_hold(clock: ManualClock) -> None:
 
 
 def test_check_on_slots_alone_says_hold(clock: ManualClock) -> None:
-    limiter = make("2 in flight", clock)
+    limiter = make_limiter("2 in flight", clock)
     for verb in (limiter.check, limiter.charge, limiter.refund):
         with pytest.raises(InvalidInput, match=r"expected a limit that counts requests \(a slot is taken by `hold`\)"):
             verb("a", 1)
@@ -274,7 +254,7 @@ def test_check_on_slots_alone_says_hold(clock: ManualClock) -> None:
 
 
 def test_a_check_is_denied_while_no_slot_is_free_and_takes_none(clock: ManualClock) -> None:
-    limiter = make("100/minute; 1 in flight", clock)
+    limiter = make_limiter("100/minute; 1 in flight", clock)
     assert limiter.check("a")
     assert limiter.check("a")
     hold = limiter.hold("a", 10)
@@ -284,242 +264,8 @@ def test_a_check_is_denied_while_no_slot_is_free_and_takes_none(clock: ManualClo
     assert limiter.check("a")
 
 
-def test_a_block_settles_what_was_used(clock: ManualClock) -> None:
-    limiter = make("100/minute", clock)
-    with limiter.hold("a", 60) as hold:
-        hold.use(10)
-        hold.use(15)
-    assert (hold.state, left(limiter)) == ("settled", 75)
-    with limiter.hold("b", 60):
-        pass
-    assert left(limiter, "b") == 40
-
-
-@pytest.mark.usefixtures("_switching")
-def test_threads_that_use_a_hold_at_the_same_time_add_up(clock: ManualClock) -> None:
-    def use_often(hold: Hold) -> None:
-        for _ in range(20_000):
-            hold.use(1)
-
-    limiter = make("1000000 tokens in all", clock)
-    with limiter.hold("a", 10) as hold:
-        run_together(4, lambda _: use_often(hold))
-    assert left(limiter) == 1_000_000 - 4 * 20_000
-
-
-def test_a_block_that_raises_ends_like_a_lease(clock: ManualClock) -> None:
-    limiter = make("100/minute; 1 in flight", clock)
-    hold = limiter.hold("a", 60)
-    hold.use(1)
-    with pytest.raises(ZeroDivisionError), hold:
-        _ = 1 / 0
-    assert hold.state == "expired"
-    assert limiter.peek("a", 40)
-    assert not limiter.peek("a", 41)
-    assert hold.settle(10)
-    with pytest.raises(ZeroDivisionError), limiter.hold("b", 60, on_expiry="release"):
-        _ = 1 / 0
-    assert limiter.peek("b", 100)
-
-
-async def test_a_failure_to_end_a_hold_does_not_hide_the_error_of_its_block(
-    clock: ManualClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = MemoryStore(clock=clock, remember=tmp_path / "limits.db")
-    limiter = Limiter("100 in all", store=store)
-
-    def use_more_than_was_settled(hold: Hold) -> None:
-        limiter.find_hold("a", hold.id).settle(0)
-        hold.use(5)
-
-    def fail(spoil: Callable[[], object]) -> None:
-        spoil()
-        raise ZeroDivisionError
-
-    async def block(hold_id: str) -> None:
-        async with limiter.ahold("a", hold_id=hold_id) as hold:
-            use_more_than_was_settled(hold)
-            await asyncio.get_running_loop().create_future()
-
-    with pytest.raises(ZeroDivisionError), limiter.hold("a", hold_id="one") as hold:
-        fail(lambda: use_more_than_was_settled(hold))
-    with pytest.raises(HoldError, match="settled"), limiter.hold("a", hold_id="two") as hold:
-        use_more_than_was_settled(hold)
-    task = asyncio.create_task(block("three"))
-    await until(lambda: [one for one in limiter.list_holds("a") if one.id == "three"], "the block")
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    with pytest.raises(ZeroDivisionError), limiter.hold("a", hold_id="four"):
-        fail(store.close)
-    warnings = [record.getMessage().partition(" was not ended: ") for record in caplog.records]
-    assert [start for start, found, _ in warnings if found] == [
-        f"hold {one!r} of 'a'" for one in ("one", "three", "four")
-    ]
-
-
-def test_a_denied_hold_runs_no_block(clock: ManualClock) -> None:
-    limiter = make("1 in flight", clock)
-    limiter.hold("a", lease=5)
-    with (
-        pytest.raises(RateLimited, match="rate limited: agent 'a' at 1 in flight, retry after 5000ms"),
-        limiter.hold("a"),
-    ):
-        pytest.fail("it ran")
-    denied = limiter.hold("a")
-    assert (denied.state, bool(denied)) == ("denied", False)
-    with pytest.raises(HoldError, match="was denied: it has taken nothing"):
-        denied.settle()
-
-
-def test_a_block_that_was_settled_inside_is_left_alone(clock: ManualClock) -> None:
-    limiter = make("100/minute", clock)
-    with limiter.hold("a", 60) as hold:
-        hold.settle(5)
-    assert left(limiter) == 95
-
-
-def test_a_block_renews_its_lease(clock: ManualClock) -> None:
-    limiter = make("1 in flight", clock)
-    with limiter.hold("a", lease=30) as hold:
-        for _ in range(10):
-            with renewed(hold):
-                clock.advance(10)
-        assert hold.state == "open"
-        assert not limiter.hold("a")
-    assert limiter.hold("a")
-
-
-def test_a_hold_that_nobody_has_any_more_keeps_its_slot_for_one_lease(clock: ManualClock) -> None:
-    """An exception of a signal's handler may leave a block before it is left."""
-    limiter = make("1 in flight", clock)
-    hold = limiter.hold("a", lease=30)
-    hold.__enter__()
-    with renewed(hold):
-        clock.advance(10)
-    del hold
-    clock.advance(10)
-    wait_for(lambda: not RENEWERS._running[id(limiter.store)].renews(), "the end of the renewals")
-    assert not limiter.peek("a")
-    clock.advance(20)
-    assert limiter.peek("a")
-
-
-def test_a_block_that_is_interrupted_as_it_begins_is_not_renewed(
-    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limiter, added = make("1 in flight", clock), []
-    hold, add = limiter.hold("a", lease=30), RENEWERS.add
-
-    def interrupted(store: Any, renewal: Any) -> None:
-        add(store, renewal)
-        added.append(renewal)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(RENEWERS, "add", interrupted)
-    with pytest.raises(KeyboardInterrupt), hold:
-        raise AssertionError("the block must not run")
-    renewer = RENEWERS._running.get(id(limiter.store))
-    assert renewer is None or not renewer.renews()
-    clock.advance(30)
-    assert limiter.peek("a")
-    assert len(added) == 1
-
-
-def test_the_handle_that_is_renewed_knows_of_a_longer_lease(clock: ManualClock) -> None:
-    limiter = make("1 in flight", clock)
-    with limiter.hold("a", lease=30) as hold:
-        hold.extend(lease=3600)
-        assert hold._block is not None
-        clock.advance(3000)
-        assert hold._block.hold.lease_left == 600
-
-
-def test_a_hold_that_was_made_before_is_ended_by_the_terms_that_it_was_made_with(clock: ManualClock) -> None:
-    limiter = make("10 usd in all", clock)
-    limiter.hold("a", 5, hold_id="one")
-    again = limiter.hold("a", 5, hold_id="one", on_expiry="release")
-    again.use(3)
-    with pytest.raises(ZeroDivisionError), again:
-        _ = 1 / 0
-    assert left(limiter) == 5
-
-
-def test_a_block_is_renewed_up_to_its_age(clock: ManualClock) -> None:
-    limiter = make("1 in flight", clock)
-    with limiter.hold("a", lease=30, max_age=15) as hold:
-        with renewed(hold):
-            clock.advance(10)
-        clock.advance(30)
-        assert hold.lost
-        other = limiter.hold("a", hold_id="other")
-        assert other
-    assert hold.state == "settled"
-    assert not limiter.hold("a")
-
-
-def test_leases_are_renewed_once_there_is_a_thread_for_it(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    limiter = make("10/day", clock)
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(RuntimeError, match="can't start new thread"), limiter.hold("a", lease=60):
-            pytest.fail("the block runs without a renewer")
-    with limiter.hold("a", lease=60) as hold, renewed(hold):
-        clock.advance(20)
-
-
-def test_a_store_that_fails_in_a_new_way_ends_no_other_renewal(
-    clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Broken:
-        renewal_interval = 1_000_000
-
-        def renew(self) -> bool:
-            raise ZeroDivisionError
-
-        def renewal(self, called: int) -> None:
-            raise ZeroDivisionError
-
-        def renewed(self, called: int, answer: object) -> bool:
-            raise ZeroDivisionError
-
-    limiter = make("10/day", clock)
-    RENEWERS.add(limiter.store, broken := Broken())
-    with limiter.hold("a", lease=60) as hold, renewed(hold):
-        clock.advance(20)
-    RENEWERS.remove(limiter.store, broken)
-    assert "the lease of a hold can't be renewed" in caplog.text
-
-
-def lease_end(hold: Hold) -> int:
-    assert not hold.lost  # which looks at the renewals
-    return hold._ends
-
-
-@contextmanager
-def renewed(hold: Hold) -> Iterator[None]:
-    """Wait until the lease was renewed in the block."""
-    before = lease_end(hold)
-    yield
-    done = threading.Event()
-    for _ in range(1000):
-        if lease_end(hold) > before:
-            return
-        done.wait(0.01)
-    pytest.fail("the lease was not renewed")
-
-
-@pytest.mark.parametrize("hold_id", [None, "id"])
-def test_a_very_long_max_age_is_as_good_as_none(clock: ManualClock, hold_id: str | None) -> None:
-    limiter = make("2 in flight", clock)
-    assert limiter.hold("a", hold_id=hold_id, max_age=sys.maxsize).renew()
-
-
 def test_what_can_not_be_counted_is_refused_and_changes_nothing(clock: ManualClock) -> None:
-    limiter = make("3 in flight", clock)
+    limiter = make_limiter("3 in flight", clock)
     hold = limiter.hold("a")
     hold.use(2**53 - 1)
     for verb in (hold.use, hold.extend):
@@ -531,7 +277,7 @@ def test_what_can_not_be_counted_is_refused_and_changes_nothing(clock: ManualClo
 
 @pytest.mark.parametrize("hold_id", [None, "id"])
 def test_a_settlement_that_can_not_be_counted_is_refused(clock: ManualClock, hold_id: str | None) -> None:
-    limiter = make("10/day", clock)
+    limiter = make_limiter("10/day", clock)
     hold = limiter.hold("a", hold_id=hold_id)
     with pytest.raises(InvalidInput, match=f"cost: expected at most {2**53 - 1} in all, got {2**53}"):
         hold.settle(2**53)
@@ -539,17 +285,8 @@ def test_a_settlement_that_can_not_be_counted_is_refused(clock: ManualClock, hol
     assert hold.settle(2**53 - 1).remaining == 0
 
 
-async def test_a_hold_that_nobody_has_awaited_says_so(clock: ManualClock) -> None:
-    limiter = make("10/day", clock)
-    with pytest.raises(HoldError, match="expected `await` before it, or `async with`, got neither"):
-        bool(limiter.ahold("a"))
-    with pytest.raises(HoldError, match="expected `async with`, got `with`"), limiter.ahold("a"):
-        pytest.fail("the block runs without a hold")
-    assert limiter.peek("a").remaining == 10
-
-
 def test_holds_are_listed(clock: ManualClock) -> None:
-    limiter = make("100/minute", clock)
+    limiter = make_limiter("100/minute", clock)
     limiter.hold("a", 1, hold_id="long", lease=60)
     limiter.hold("a", 2, hold_id="short", lease=10)
     limiter.hold("a", 3, hold_id="done").settle(4)
@@ -567,7 +304,7 @@ def test_holds_are_listed(clock: ManualClock) -> None:
 
 
 def test_holds_are_listed_with_ids_that_nobody_has_asked_for_before(clock: ManualClock) -> None:
-    limiter = make("100/minute", clock)
+    limiter = make_limiter("100/minute", clock)
     holds = [limiter.hold("a", cost) for cost in (1, 2, 3)]
     holds[2].cancel()
     first, second = limiter.list_holds("a")
@@ -581,7 +318,7 @@ def test_holds_are_listed_with_ids_that_nobody_has_asked_for_before(clock: Manua
 
 
 def test_an_id_that_is_asked_for_after_the_end_is_found(clock: ManualClock) -> None:
-    limiter = make("100/minute", clock)
+    limiter = make_limiter("100/minute", clock)
     hold = limiter.hold("a", 5)
     hold.settle(3)
     assert hold.settle(3).remaining == 97
@@ -594,7 +331,7 @@ def test_an_id_that_is_asked_for_after_the_end_is_found(clock: ManualClock) -> N
 
 
 def test_settled_holds_whose_id_nobody_knows_are_not_kept(clock: ManualClock) -> None:
-    limiter = make("100000/minute", clock)
+    limiter = make_limiter("100000/minute", clock)
     kept = limiter.hold("b", 1)
     for number in range(1000):
         hold = limiter.hold("a", 5)
@@ -605,7 +342,7 @@ def test_settled_holds_whose_id_nobody_knows_are_not_kept(clock: ManualClock) ->
 
 
 def test_a_reset_forgets_the_holds_of_a_key(clock: ManualClock) -> None:
-    limiter = make("10 usd in all; 1 in flight", clock)
+    limiter = make_limiter("10 usd in all; 1 in flight", clock)
     hold = limiter.hold("a", 8)
     assert limiter.reset("a")
     assert limiter.hold("a", 10)
@@ -631,7 +368,7 @@ def test_a_reset_forgets_the_holds_of_a_key(clock: ManualClock) -> None:
     ],
 )
 def test_bad_input_is_refused_and_nothing_is_counted(clock: ManualClock, options: dict[str, object], text: str) -> None:
-    limiter = make("10 usd in all", clock)
+    limiter = make_limiter("10 usd in all", clock)
     with pytest.raises(InvalidInput, match=text):
         limiter.hold("a", **options)  # type: ignore[arg-type]
     assert left(limiter) == 10
@@ -639,7 +376,7 @@ def test_bad_input_is_refused_and_nothing_is_counted(clock: ManualClock, options
 
 
 def test_what_is_spent_is_rounded_up_where_it_has_too_many_decimals(clock: ManualClock) -> None:
-    limiter = make("10 usd in all", clock)
+    limiter = make_limiter("10 usd in all", clock)
     limiter.hold("a", 1).settle(0.1 + 0.2)
     assert limiter.peek("a").left == Decimal("9.699999")
     with limiter.hold("a", 1) as hold:
@@ -653,7 +390,7 @@ def test_what_is_spent_is_rounded_up_where_it_has_too_many_decimals(clock: Manua
         for _ in range(1000):
             stream.use(1.5e-7)
     assert limiter.peek("a").left == Decimal("9.266665") - Decimal("0.000150")
-    other = make("10 in all", clock).hold("a", 3)
+    other = make_limiter("10 in all", clock).hold("a", 3)
     for wrong in (1.5, "1.5", Decimal("1.5")):
         with pytest.raises(InvalidInput, match="cost: expected a whole number"):
             other.settle(wrong)
@@ -661,7 +398,7 @@ def test_what_is_spent_is_rounded_up_where_it_has_too_many_decimals(clock: Manua
 
 @pytest.mark.long
 def test_open_holds_of_a_key_are_bounded(clock: ManualClock) -> None:
-    limiter = make("10000000/minute", clock)
+    limiter = make_limiter("10000000/minute", clock)
     held = [limiter.hold("a", lease=1, keep=1) for _ in range(MAX_OPEN_HOLDS)]
     with pytest.raises(HoldError, match=f"expected at most {MAX_OPEN_HOLDS} open holds of 'a', got one more"):
         limiter.hold("a")
@@ -675,63 +412,8 @@ def test_open_holds_of_a_key_are_bounded(clock: ManualClock) -> None:
     assert limiter.hold("a")
 
 
-def test_a_timeout_waits_in_line(clock: ManualClock) -> None:
-    limiter = make("1 in flight", clock)
-    first = limiter.hold("a")
-    waiter = Waiter(limiter, verb="hold", timeout=20)
-    first.settle()
-    assert waiter.result()
-    late = Waiter(limiter, verb="hold", timeout=20)
-    clock.advance(20)
-    assert late.result().state == "denied"
-
-
-@pytest.mark.parametrize("timeout", [False, True, "soon", -1])
-def test_a_timeout_that_is_no_time_is_refused(clock: ManualClock, timeout: Any) -> None:
-    limiter = make("10/day", clock)
-    for verb in (limiter.hold, limiter.acquire):
-        with pytest.raises(InvalidInput, match="timeout: expected"):
-            verb("a", timeout=timeout)
-    assert left(limiter) == 10
-
-
-class Equality:
-    """What a comparison of numpy's numbers returns: like a bool, and none."""
-
-    def __init__(self, equal: bool) -> None:
-        self.equal = equal
-
-    def __bool__(self) -> bool:
-        return self.equal
-
-
-class OddFloat(float):
-    def __eq__(self, other: object) -> Any:
-        return Equality(float(self) == other)
-
-    __hash__ = float.__hash__
-
-
-@pytest.mark.parametrize("seconds", [0, 1.5])
-async def test_a_timeout_may_be_a_float_that_compares_in_its_own_way(clock: ManualClock, seconds: float) -> None:
-    limiter = make("10/day", clock)
-    assert limiter.hold("a", timeout=OddFloat(seconds))
-    assert await limiter.ahold("a", timeout=OddFloat(seconds))
-
-
-@pytest.mark.parametrize("zero", [0, 0.0, Decimal(0), Fraction(0)])
-async def test_a_timeout_of_zero_asks_once_whoever_waits(clock: ManualClock, zero: Any) -> None:
-    limiter = make("10/day; 1 in flight", clock)
-    first = limiter.hold("a", hold_id="first")
-    waiter = Waiter(limiter, verb="hold", timeout=20)
-    assert limiter.hold("a", hold_id="first", timeout=zero).state == "open"
-    assert (await limiter.ahold("a", hold_id="first", timeout=zero)).state == "open"
-    first.settle()
-    assert waiter.result()
-
-
 async def test_the_async_twins(clock: ManualClock) -> None:
-    limiter = make("100/minute; 1 in flight", clock)
+    limiter = make_limiter("100/minute; 1 in flight", clock)
 
     async def waits() -> Hold:
         return await limiter.ahold("a", 1, timeout=60)
@@ -744,7 +426,7 @@ async def test_the_async_twins(clock: ManualClock) -> None:
     assert not limiter.peek("a", 98)
     other = await limiter.ahold("a", 5, hold_id="one")
     waiter = asyncio.create_task(waits())
-    await until(lambda: limiter.waiting("a"), "the queue")
+    await wait_until(lambda: limiter.waiting("a"), "the queue")
     assert (await limiter.afind_hold("a", "one")).state == "open"
     assert len(await limiter.alist_holds("a")) == 2
     await other.acancel()
@@ -759,58 +441,8 @@ async def test_the_async_twins(clock: ManualClock) -> None:
     await failed.asettle(1)
 
 
-async def test_a_block_that_raises_counts_what_was_used_beyond_its_reservation(clock: ManualClock) -> None:
-    limiter = make("10 usd in all; 1 in flight", clock)
-    for key, used, expected in (("less", "0.20", "9.40"), ("more", "1.50", "8.50")):
-        hold = limiter.hold(key, "0.60")
-        hold.use(used)
-        with pytest.raises(ZeroDivisionError), hold:
-            _ = 1 / 0
-        assert limiter.peek(key, expected)
-        assert not limiter.peek(key, Decimal(expected) + Decimal("0.000001"))
-    hold = await limiter.ahold("async", "0.60")
-    hold.use("1.50")
-    with pytest.raises(ZeroDivisionError):
-        async with hold:
-            _ = 1 / 0
-    assert limiter.hold("async", "8.50")
-
-
-@pytest.mark.parametrize("limit", ["10 usd in all", "10 usd in all; 1 in flight"])
-async def test_a_block_that_raises_counts_what_was_used_of_costs_to_be_released(clock: ManualClock, limit: str) -> None:
-    limiter = make(limit, clock)
-    for key, used, expected in (("none", None, "10"), ("less", "0.20", "9.80"), ("more", "1.50", "8.50")):
-        hold = limiter.hold(key, "0.60", on_expiry="release")
-        twin = await limiter.ahold(f"{key}, async", "0.60", on_expiry="release")
-        if used is not None:
-            hold.use(used)
-            twin.use(used)
-        with pytest.raises(ZeroDivisionError), hold:
-            _ = 1 / 0
-        with pytest.raises(ZeroDivisionError):
-            async with twin:
-                _ = 1 / 0
-        for one in (key, f"{key}, async"):
-            assert limiter.peek(one, expected)
-            assert not limiter.peek(one, Decimal(expected) + Decimal("0.000001"))
-
-
-def test_an_ended_hold_runs_no_block_and_uses_nothing(clock: ManualClock) -> None:
-    limiter = make("100/minute", clock)
-    limiter.hold("a", 10, hold_id="one").settle()
-    again = limiter.hold("a", 10, hold_id="one")
-    with pytest.raises(HoldError, match="expected an open hold to run a block, got one that is settled"), again:
-        pytest.fail("it ran")
-    with pytest.raises(HoldError, match="expected an open hold to use, got one that is settled"):
-        again.use(1)
-    denied = limiter.hold("a", 1000)
-    with pytest.raises(HoldError, match="expected an open hold to use, got one that is denied") as refused:
-        denied.use(1)
-    assert refused.value.state == "denied"
-
-
 def test_costs_in_errors_are_in_units(clock: ManualClock) -> None:
-    limiter = make("10 usd in all", clock)
+    limiter = make_limiter("10 usd in all", clock)
     hold = limiter.hold("a", "0.25", hold_id="one")
     with pytest.raises(HoldError, match=r"hold 'one': expected cost 0\.25, with which it is open, got cost 0\.5"):
         limiter.hold("a", "0.5", hold_id="one")
@@ -831,34 +463,6 @@ def test_a_reset_leaves_the_holds_of_other_limiters_alone(clock: ManualClock) ->
     clock.advance(60)
     assert money.peek("a").remaining == 100
     assert spent.state == "expired"
-
-
-async def test_a_pending_hold_has_one_block(clock: ManualClock) -> None:
-    limiter = make("5 in flight", clock)
-    pending = limiter.ahold("a")
-    async with pending:
-        with pytest.raises(HoldError, match="expected one block for each call, got a second one"):
-            async with pending:
-                pytest.fail("it ran")
-    assert left(limiter) == 5
-
-
-@pytest.mark.parametrize("limit", ["1 in flight", "10 usd/calendar day", "10/day", "10/day sliding"])
-@pytest.mark.parametrize("end", ["cancelled by another limiter", "its lease ends"])
-def test_what_comes_back_is_seen_by_a_hold_that_waits(clock: ManualClock, limit: str, end: str) -> None:
-    store = MemoryStore(clock=clock)
-    one, other = Limiter(limit, store=store), Limiter(limit, store=store)
-    cost = 1 if limit == "1 in flight" else 10
-    began = clock.now()
-    held = one.hold("a", cost, lease=600 if end.startswith("cancelled") else 1, on_expiry="release")
-    waiter = Waiter(other, verb="hold", timeout=100)
-    if end.startswith("cancelled"):
-        held.cancel()
-    while waiter.is_alive():
-        clock.advance(0.25)
-        waiter.join(0.01)
-    assert waiter.result()
-    assert clock.now() - began < 90 * 1_000_000  # not at the end of its time
 
 
 class Resources:
@@ -886,7 +490,7 @@ class Resources:
         return [one.remaining for one in self.hold_store.peek_each(self.asks(1, 1), 0)]
 
 
-def of_resources(clock: ManualClock, **options: Any) -> tuple[Resources, Hold]:
+def hold_resources(clock: ManualClock, **options: Any) -> tuple[Resources, Hold]:
     owner = Resources(MemoryStore(clock=clock))
     attempt = attempt_at(owner, owner.asks(50, 8), hold_id="one", **options)
     return owner, attempt.run(WaitQueues(), "a", 0)
@@ -911,7 +515,7 @@ def attempt_at(owner: Resources, asks: tuple[Ask, ...], *, hold_id: str = "", **
 def test_f1_a_resource_that_was_not_used_is_settled_with_what_was_reserved(
     clock: ManualClock, used: list[dict[str, int]], settled: dict[str, int] | None, left: list[int]
 ) -> None:
-    owner, hold = of_resources(clock)
+    owner, hold = hold_resources(clock)
     for cost in used:
         hold.use(cost)
     hold.settle(settled)
@@ -920,7 +524,7 @@ def test_f1_a_resource_that_was_not_used_is_settled_with_what_was_reserved(
 
 
 def test_f1_a_resource_that_is_not_named_is_not_extended(clock: ManualClock) -> None:
-    owner, hold = of_resources(clock)
+    owner, hold = hold_resources(clock)
     assert hold.extend({"tokens": 20})
     assert owner.left() == [30, 2]
     assert not hold.extend({"usd": 3})
@@ -932,7 +536,7 @@ def test_f1_a_resource_that_is_not_named_is_not_extended(clock: ManualClock) -> 
 
 
 def test_f1_an_attempt_passes_on_what_the_hold_is_kept_with(clock: ManualClock) -> None:
-    owner, hold = of_resources(clock, note="who", shape="what")
+    owner, hold = hold_resources(clock, note="who", shape="what")
     assert [part.remaining for part in hold.parts] == [50, 2]
     found = owner.hold_store.read_hold("tokens", "a", "one")
     assert found is not None

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from headgate._version import VERSION
-from tests.support.hub_process import RAISED, Program, program
+from tests.support.hub_process import RAISED, HubProcess, hub_process
 from tests.support.valkey import PATIENCE, wait_for
 
 pytestmark = pytest.mark.once
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
 
 
-def commands(title: str) -> list[str]:
+def section_commands(title: str) -> list[str]:
     """The shell commands of a section, block by block."""
     (section,) = re.findall(rf"^## {title}$(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
     return re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
@@ -41,7 +41,7 @@ def run(text: str, cwd: Path, **variables: str | None) -> subprocess.CompletedPr
 class Publisher:
     """An agent that publishes without a pause, and counts what was acknowledged."""
 
-    def __init__(self, hub: Program, token: str) -> None:
+    def __init__(self, hub: HubProcess, token: str) -> None:
         self.acknowledged = 0
         self._stopped = False
         self._hub, self._token = hub, token
@@ -61,7 +61,7 @@ class Publisher:
 
 
 @contextmanager
-def publishing(hub: Program) -> Iterator[Publisher]:
+def running_publisher(hub: HubProcess) -> Iterator[Publisher]:
     publisher = Publisher(hub, hub.register("publisher"))
     try:
         wait_for(lambda: publisher.acknowledged > 10, "some messages")
@@ -70,7 +70,7 @@ def publishing(hub: Program) -> Iterator[Publisher]:
         publisher.stop()
 
 
-def fill(hub: Program) -> dict[str, str]:
+def fill_hub(hub: HubProcess) -> dict[str, str]:
     """Make some of everything that a hub stores; the tokens of its agents."""
     tokens = {name: hub.register(name) for name in ("planner", "reader")}
     with hub.http() as admin, hub.http(tokens["planner"]) as planner:
@@ -88,7 +88,7 @@ def fill(hub: Program) -> dict[str, str]:
     return tokens
 
 
-def stored(hub: Program, tokens: dict[str, str]) -> dict[str, Any]:
+def read_stored(hub: HubProcess, tokens: dict[str, str]) -> dict[str, Any]:
     """What a hub has stored."""
     with hub.http() as admin, hub.http(tokens["reader"]) as reader, hub.http(tokens["planner"]) as planner:
         limits, agents = "/api/admin/rate-limits", admin.get("/api/admin/agents").raise_for_status().json()
@@ -106,11 +106,11 @@ def stored(hub: Program, tokens: dict[str, str]) -> dict[str, Any]:
 def test_a_backup_of_a_busy_hub_is_complete(tmp_path: Path) -> None:
     config, data, backups = tmp_path / "headgate.toml", tmp_path / "lib" / "headgate", tmp_path / "backups"
     config.write_text(f"{RAISED}\n[hub]\nmax_history = 1000000\n")
-    backup, restore = commands("Back up")[0], commands("Restore")[0]
-    with program(data, "--config", str(config)) as hub:
-        tokens = fill(hub)
-        with publishing(hub) as publisher:
-            before = stored(hub, tokens)
+    backup, restore = section_commands("Back up")[0], section_commands("Restore")[0]
+    with hub_process(data, "--config", str(config)) as hub:
+        tokens = fill_hub(hub)
+        with running_publisher(hub) as publisher:
+            before = read_stored(hub, tokens)
             published = publisher.acknowledged
             text = backup.replace("/var/lib/headgate", str(data)).replace("/var/backups/headgate", str(backups))
             done = run(text, tmp_path)
@@ -132,8 +132,8 @@ def test_a_backup_of_a_busy_hub_is_complete(tmp_path: Path) -> None:
 
     text = re.sub(r"/var/backups/headgate/\S+", str(made), restore).replace("/var/lib/headgate", str(data))
     assert run(text, tmp_path).returncode == 0
-    with program(data, "--config", str(config)) as hub:
-        assert stored(hub, tokens) == before
+    with hub_process(data, "--config", str(config)) as hub:
+        assert read_stored(hub, tokens) == before
         with hub.http(tokens["planner"]) as planner:
             messages = planner.get("/api/channels/general/messages?limit=100").raise_for_status().json()["messages"]
         bodies = [message["body"] for message in messages]
@@ -145,7 +145,7 @@ def test_a_backup_of_a_busy_hub_is_complete(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_the_commands_install_a_hub_with_its_token_and_settings(tmp_path: Path) -> None:
     """As plain Python: that the wheel compiles is for other tests."""
-    packages, settings, unit = commands("With systemd")
+    packages, settings, unit = section_commands("With systemd")
     for name in ("opt", "etc"):
         (tmp_path / name).mkdir()
     text = (packages + settings).replace("/opt/headgate", f"{tmp_path}/opt/headgate")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.hub_process import program
+from tests.support.hub_process import hub_process
 from tests.support.valkey import PATIENCE, wait_for
 
 pytestmark = pytest.mark.once
@@ -46,7 +46,7 @@ def test_the_next_lines_register_connect_get_limited_and_see_it_lifted(tmp_path:
     config = tmp_path / "headgate.toml"
     config.write_text('[limits]\nlight = "120/day"\n')  # no refill during the test, however slow the machine
     options = ("--config", str(config), "--identify-within", str(PATIENCE))
-    with program(tmp_path / "headgate-data", *options, environment={"HEADGATE_ADMIN_TOKEN": None}) as hub:
+    with hub_process(tmp_path / "headgate-data", *options, environment={"HEADGATE_ADMIN_TOKEN": None}) as hub:
         wait_for(lambda: "hga_" in "".join(hub.out), "the admin token")
         (token,) = re.findall(r"\bhga_\S+", "".join(hub.out))
         lines = "".join(TYPED[1:])

@@ -21,7 +21,7 @@ from headgate.sliding import RateLimiter, RateLimitResult, RateLimitSettings
 from headgate.stores import windows
 from tests.support.refusals import refusal
 from tests.support.threads import run_together
-from tests.support.valkey import PATIENCE, Server, cluster, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, cluster, wait_for
 from tests.support.wrapped_store import WrappedStore
 
 pytestmark = pytest.mark.once
@@ -30,14 +30,14 @@ _numbers = count()
 
 
 @pytest.fixture(params=["redis", "memory"])
-def where(request: pytest.FixtureRequest) -> Server | None:
+def where(request: pytest.FixtureRequest) -> ValkeyServer | None:
     """A server, or None for memory."""
-    found: Server | None = request.getfixturevalue("server") if request.param == "redis" else None
+    found: ValkeyServer | None = request.getfixturevalue("server") if request.param == "redis" else None
     return found
 
 
 @asynccontextmanager
-async def service(where: Server | None, **settings: Any) -> AsyncIterator[tuple[RateLimiter, ManualClock]]:
+async def service(where: ValkeyServer | None, **settings: Any) -> AsyncIterator[tuple[RateLimiter, ManualClock]]:
     clock = ManualClock(start=1000)
     own = RateLimitSettings(**{"prefix": f"ratelimit{next(_numbers)}:", **settings})
     if where is None:
@@ -47,7 +47,7 @@ async def service(where: Server | None, **settings: Any) -> AsyncIterator[tuple[
             yield RateLimiter(store, own), clock
 
 
-async def test_c1_a_request_stops_counting_exactly_one_window_after_it_was_made(where: Server | None) -> None:
+async def test_c1_a_request_stops_counting_exactly_one_window_after_it_was_made(where: ValkeyServer | None) -> None:
     async with service(where, default_limit=2, default_window_ms=1000) as (limiter, clock):
         assert (await limiter.check("a")).allowed
         clock.advance(0.4)
@@ -61,7 +61,7 @@ async def test_c1_a_request_stops_counting_exactly_one_window_after_it_was_made(
         assert (await limiter.check("a")).allowed
 
 
-async def test_c1_one_call_of_one_script_by_its_digest_per_decision(server: Server) -> None:
+async def test_c1_one_call_of_one_script_by_its_digest_per_decision(server: ValkeyServer) -> None:
     async with service(server) as (limiter, _clock):
         await limiter.check("a")
         with server.client() as client:
@@ -72,7 +72,7 @@ async def test_c1_one_call_of_one_script_by_its_digest_per_decision(server: Serv
         assert after.get("cmdstat_eval") == before.get("cmdstat_eval")
 
 
-async def test_c2_the_fields_of_a_result(where: Server | None) -> None:
+async def test_c2_the_fields_of_a_result(where: ValkeyServer | None) -> None:
     async with service(where, default_limit=3, default_window_ms=60_000) as (limiter, clock):
         results = []
         for _ in range(3):
@@ -86,7 +86,7 @@ async def test_c2_the_fields_of_a_result(where: Server | None) -> None:
         assert await limiter.check("a") == RateLimitResult(False, 3, 0, 29)
 
 
-async def test_c3_defaults_are_100_in_60_000_ms(where: Server | None) -> None:
+async def test_c3_defaults_are_100_in_60_000_ms(where: ValkeyServer | None) -> None:
     async with service(where) as (limiter, clock):
         results = [await limiter.check("a") for _ in range(101)]
         assert [result.allowed for result in results] == [True] * 100 + [False]
@@ -96,7 +96,9 @@ async def test_c3_defaults_are_100_in_60_000_ms(where: Server | None) -> None:
         assert await limiter.get_counter("a") == 0
 
 
-async def test_c3_limit_and_window_are_judged_per_call_and_the_state_belongs_to_the_key(where: Server | None) -> None:
+async def test_c3_limit_and_window_are_judged_per_call_and_the_state_belongs_to_the_key(
+    where: ValkeyServer | None,
+) -> None:
     async with service(where, default_limit=5, default_window_ms=1000) as (limiter, clock):
         for _ in range(4):
             await limiter.check("a", window_ms=60_000)
@@ -114,7 +116,7 @@ async def test_c3_limit_and_window_are_judged_per_call_and_the_state_belongs_to_
 
 
 async def test_c3_get_counter_counts_nothing_and_reset_counter_reports_a_count(
-    where: Server | None,
+    where: ValkeyServer | None,
 ) -> None:
     async with service(where, default_limit=2) as (limiter, _clock):
         assert await limiter.get_counter("a") == 0
@@ -126,7 +128,7 @@ async def test_c3_get_counter_counts_nothing_and_reset_counter_reports_a_count(
         assert (await limiter.check("a")).current_count == 1
 
 
-async def test_c4_twenty_at_once_at_a_limit_of_ten(where: Server | None) -> None:
+async def test_c4_twenty_at_once_at_a_limit_of_ten(where: ValkeyServer | None) -> None:
     async with service(where, default_limit=10) as (limiter, _clock):
         results = await asyncio.gather(*[limiter.check("a") for _ in range(20)])
         assert sum(result.allowed for result in results) == 10
@@ -134,7 +136,7 @@ async def test_c4_twenty_at_once_at_a_limit_of_ten(where: Server | None) -> None
         assert (await limiter.check("b")).current_count == 1
 
 
-async def test_c5_keys_are_namespaced_and_expire(server: Server) -> None:
+async def test_c5_keys_are_namespaced_and_expire(server: ValkeyServer) -> None:
     async with RateLimiter(server.url, RateLimitSettings(timeout=PATIENCE)) as limiter:
         await limiter.check("a")
         await limiter.check("a")
@@ -147,7 +149,7 @@ async def test_c5_keys_are_namespaced_and_expire(server: Server) -> None:
 
 
 @pytest.mark.parametrize("by", ["url", "client", "store"])
-async def test_c3_c5_a_url_a_client_and_a_store_count_the_same_keys(server: Server, by: str) -> None:
+async def test_c3_c5_a_url_a_client_and_a_store_count_the_same_keys(server: ValkeyServer, by: str) -> None:
     prefix = f"same-{by}:"
     settings = RateLimitSettings(timeout=PATIENCE, prefix=prefix)
     async with redis.asyncio.Redis(port=server.port) as client, RedisStore(server.url, timeout=PATIENCE) as store:
@@ -157,7 +159,7 @@ async def test_c3_c5_a_url_a_client_and_a_store_count_the_same_keys(server: Serv
         assert await client.keys(f"{prefix}*") == [f"{prefix}user:123".encode()]  # and the client is still open
 
 
-async def test_c5_limiters_with_different_prefixes_count_apart_also_without_the_server(server: Server) -> None:
+async def test_c5_limiters_with_different_prefixes_count_apart_also_without_the_server(server: ValkeyServer) -> None:
     async def walk(url: str) -> None:
         async with RedisStore(url, timeout=PATIENCE) as store:
             prefixes = ["one:", "two:", None]
@@ -172,7 +174,7 @@ async def test_c5_limiters_with_different_prefixes_count_apart_also_without_the_
     await walk("redis://127.0.0.1:1")
 
 
-async def test_c5_no_key_is_stored_as_another_one(server: Server) -> None:
+async def test_c5_no_key_is_stored_as_another_one(server: ValkeyServer) -> None:
     """Long keys are stored by their beginning and a digest, which is longer than every short key."""
     async with service(server) as (limiter, _clock):
         prefix = str(limiter.settings.prefix)
@@ -217,7 +219,7 @@ def test_c5_a_cluster_counts_keys_with_and_without_braces() -> None:
         asyncio.run(walk(f"redis+cluster://127.0.0.1:{nodes[0].port}"))
 
 
-async def test_c5_no_cache_remembers_a_key_that_somebody_else_has_deleted(server: Server) -> None:
+async def test_c5_no_cache_remembers_a_key_that_somebody_else_has_deleted(server: ValkeyServer) -> None:
     async with RedisStore(server.url, remember_denials=True, draw_ahead=0.1, timeout=PATIENCE) as store:
         limiter = RateLimiter(store, RateLimitSettings(default_limit=1, prefix="uncached:"))
         with server.client() as client:
@@ -227,7 +229,7 @@ async def test_c5_no_cache_remembers_a_key_that_somebody_else_has_deleted(server
 
 
 async def test_a_value_of_somebody_else_is_left_alone_and_decided_without_the_server(
-    server: Server, caplog: pytest.LogCaptureFixture
+    server: ValkeyServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with service(server, default_limit=1) as (limiter, _clock):
         key = f"{limiter.settings.prefix}a"
@@ -275,7 +277,7 @@ async def test_c3_without_the_server_limit_and_window_still_come_with_each_call(
         assert await limiter.get_counter("a") == 0
 
 
-async def test_c3_a_limit_of_0_blocks_until_the_oldest_leaves_or_for_a_window(where: Server | None) -> None:
+async def test_c3_a_limit_of_0_blocks_until_the_oldest_leaves_or_for_a_window(where: ValkeyServer | None) -> None:
     async with service(where, default_limit=0, default_window_ms=2500) as (limiter, clock):
         assert await limiter.check("a") == RateLimitResult(False, 0, 0, 3)
         assert await limiter.get_counter("a") == 0
@@ -320,7 +322,7 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert RateLimiter().settings == expected
 
 
-async def test_bad_input_says_what_was_expected(where: Server | None) -> None:
+async def test_bad_input_says_what_was_expected(where: ValkeyServer | None) -> None:
     for environment, text in [
         ({"HEADGATE_WINDOW_LIMIT": "many"}, "HEADGATE_WINDOW_LIMIT: expected a whole number, got 'many'"),
         ({"HEADGATE_STORE_TIMEOUT": "x"}, "HEADGATE_STORE_TIMEOUT: expected a number of seconds, got 'x'"),
@@ -345,7 +347,7 @@ async def test_bad_input_says_what_was_expected(where: Server | None) -> None:
 # In memory -----------------------------------------------------------------------------------------------------------
 
 
-async def test_c3_a_clock_that_steps_back_stands_still(where: Server | None) -> None:
+async def test_c3_a_clock_that_steps_back_stands_still(where: ValkeyServer | None) -> None:
     async with service(where, default_limit=2, default_window_ms=1000) as (limiter, clock):
         await limiter.check("a")
         clock.step_back(0.5)
@@ -358,7 +360,7 @@ async def test_c3_a_clock_that_steps_back_stands_still(where: Server | None) -> 
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_c3_memory_says_what_the_server_says(server: Server, seed: int) -> None:
+async def test_c3_memory_says_what_the_server_says(server: ValkeyServer, seed: int) -> None:
     """A random walk of two keys, through limits and windows that change with each call."""
     chance = random.Random(seed)
     clock, prefix = ManualClock(start=1000), f"walk{seed}:"
@@ -376,12 +378,12 @@ async def test_c3_memory_says_what_the_server_says(server: Server, seed: int) ->
         with server.client() as client:
             for _ in range(400):
                 verb, arguments = step()
-                _expire(client, prefix, clock.now())
+                expire_keys(client, prefix, clock.now())
                 results = [await getattr(limiter, verb)(*arguments) for limiter in limiters]
                 assert results[0] == results[1], (verb, arguments)
 
 
-def _expire(client: Any, prefix: str, now: int) -> None:
+def expire_keys(client: Any, prefix: str, now: int) -> None:
     """Drop what the server would have dropped by itself if its clock were the test's."""
     for key in client.keys(f"{prefix}*"):
         if int(client.lindex(key, 0)) + int(client.lindex(key, -2)) <= now:
@@ -400,12 +402,12 @@ def test_c3_memory_by_its_url() -> None:
         assert isinstance(limiter, RateLimiter)
 
 
-@pytest.mark.usefixtures("_switching")
+@pytest.mark.usefixtures("_frequent_switches")
 def test_c4_memory_is_exact_under_threads() -> None:
-    assert [_passed_of_a_burst() for _ in range(20)] == [150] * 20
+    assert [passed_of_a_burst() for _ in range(20)] == [150] * 20
 
 
-def _passed_of_a_burst() -> int:
+def passed_of_a_burst() -> int:
     """How many pass at a limit of 150 when 8 threads, started together, make 50 checks each."""
     limiter = RateLimiter(MemoryStore(), RateLimitSettings(default_limit=150))
 

@@ -14,7 +14,7 @@ import pytest
 import redis.asyncio
 
 from headgate.sliding import RateLimiter, RateLimitResult, RateLimitSettings
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 ROUNDS = 3
 pytestmark = pytest.mark.usefixtures("round_number")
@@ -36,7 +36,7 @@ def decoded(request: pytest.FixtureRequest) -> bool:
 
 
 @asynccontextmanager
-async def limiter_of(server: Server, decoded: bool, **settings: Any) -> AsyncIterator[tuple[RateLimiter, Any]]:
+async def limiter_of(server: ValkeyServer, decoded: bool, **settings: Any) -> AsyncIterator[tuple[RateLimiter, Any]]:
     """A limiter with a client, which in the end cleans up."""
     async with redis.asyncio.Redis(port=server.port, decode_responses=decoded) as client:
         try:
@@ -50,7 +50,7 @@ def from_lua(*numbers: int) -> RateLimitResult:
     return RateLimitResult.from_lua_result(list(numbers))
 
 
-async def test_c2_a_result_is_that_of_the_script(server: Server, decoded: bool) -> None:
+async def test_c2_a_result_is_that_of_the_script(server: ValkeyServer, decoded: bool) -> None:
     async with limiter_of(server, decoded, default_limit=2) as (limiter, _client):
         results = [await limiter.check("test:user1") for _ in range(3)]
         assert results[:2] == [from_lua(1, 1, 1, 0), from_lua(1, 2, 0, 0)]
@@ -59,7 +59,7 @@ async def test_c2_a_result_is_that_of_the_script(server: Server, decoded: bool) 
         assert not any(result.degraded for result in results)
 
 
-async def test_c3_defaults_calls_counters_and_resets(server: Server, decoded: bool) -> None:
+async def test_c3_defaults_calls_counters_and_resets(server: ValkeyServer, decoded: bool) -> None:
     async with limiter_of(server, decoded) as (limiter, _client):
         assert not await limiter.reset_counter("test:user1")
         assert [(await limiter.check("test:user1")).allowed for _ in range(6)] == [True] * 5 + [False]
@@ -72,19 +72,19 @@ async def test_c3_defaults_calls_counters_and_resets(server: Server, decoded: bo
         assert await limiter.check("test:user1") == from_lua(1, 1, 4, 0)
 
 
-async def test_c3_a_limit_of_0_blocks(server: Server, decoded: bool) -> None:
+async def test_c3_a_limit_of_0_blocks(server: ValkeyServer, decoded: bool) -> None:
     async with limiter_of(server, decoded) as (limiter, client):
         assert await limiter.check("test:user1", limit=0, window_ms=1500) == from_lua(0, 0, 0, 2)
         assert await client.exists("ratelimit:test:user1") == 0
 
 
-async def test_c4_twenty_at_once_at_a_limit_of_ten(server: Server, decoded: bool) -> None:
+async def test_c4_twenty_at_once_at_a_limit_of_ten(server: ValkeyServer, decoded: bool) -> None:
     async with limiter_of(server, decoded) as (limiter, _client):
         results = await asyncio.gather(*[limiter.check("test:user1", limit=10) for _ in range(20)])
         assert sum(result.allowed for result in results) == 10
 
 
-async def test_c5_the_stored_key_is_the_prefix_and_the_key(server: Server, decoded: bool) -> None:
+async def test_c5_the_stored_key_is_the_prefix_and_the_key(server: ValkeyServer, decoded: bool) -> None:
     async with limiter_of(server, decoded) as (limiter, client):
         keys = ["test:user1", "test:user2", "test:{a}b", "test:100%", "test:ü", "test:" + "x" * 507]
         for key in keys:
@@ -96,7 +96,7 @@ async def test_c5_the_stored_key_is_the_prefix_and_the_key(server: Server, decod
         assert await client.keys("ratelimit:*") == await client.keys("*")  # and nothing else is left behind
 
 
-async def test_c5_a_key_that_somebody_else_deletes_counts_from_0_at_once(server: Server, decoded: bool) -> None:
+async def test_c5_a_key_that_somebody_else_deletes_counts_from_0_at_once(server: ValkeyServer, decoded: bool) -> None:
     async with limiter_of(server, decoded, default_limit=1) as (limiter, client):
         for _ in range(3):
             assert await limiter.check("test:user1") == from_lua(1, 1, 0, 0)

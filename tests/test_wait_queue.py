@@ -21,10 +21,9 @@ from headgate import (
     wait_queue,
 )
 from headgate.wait_queue import WaitQueues
-from tests.support.event_loop import until
-from tests.support.finalizers import ALLOCATIONS
-from tests.support.finalizers import interrupt as within_finalizers
-from tests.support.interruptions import interrupt
+from tests.support.event_loop import wait_until
+from tests.support.finalizers import ALLOCATIONS, collect_during
+from tests.support.interruptions import Interrupted, interrupt
 from tests.support.refusals import refusal
 from tests.support.threads import Waiter
 from tests.support.valkey import PATIENCE, wait_for
@@ -152,13 +151,13 @@ async def test_aacquire_is_first_come_first_served_and_a_cancelled_task_delays_n
     tasks = []
     for name in "abcde":
         tasks.append(asyncio.create_task(wait(name)))
-        await until(lambda: limiter.waiting("a") == len(tasks), "the queue")
+        await wait_until(lambda: limiter.waiting("a") == len(tasks), "the queue")
     tasks[0].cancel()
     tasks[2].cancel()
-    await until(lambda: limiter.waiting("a") == 3, "the queue")
+    await wait_until(lambda: limiter.waiting("a") == 3, "the queue")
     for left in (2, 1, 0):
         clock.advance(1)
-        await until(lambda left=left: limiter.waiting("a") == left, "the queue")  # type: ignore[misc]
+        await wait_until(lambda left=left: limiter.waiting("a") == left, "the queue")  # type: ignore[misc]
     await asyncio.gather(*tasks, return_exceptions=True)
     assert limiter.peek("a").retry_after == 1.0, "cancelled tasks spend nothing"
     assert served == ["b", "d", "e"]
@@ -168,7 +167,7 @@ async def test_aacquire_times_out_without_blocking_the_loop() -> None:
     limiter, clock = limiter_and_clock()
     limiter.check("a")
     waiting = asyncio.create_task(limiter.aacquire("a", timeout=0.5))
-    await until(lambda: limiter.waiting("a") == 1, "the queue")
+    await wait_until(lambda: limiter.waiting("a") == 1, "the queue")
     clock.advance(0.5)
     assert (await waiting).retry_after == 0.5
 
@@ -185,7 +184,7 @@ async def test_threads_and_tasks_share_one_queue() -> None:
     limiter.check("a")
     first = Waiter(limiter)
     second = asyncio.create_task(limiter.aacquire("a"))
-    await until(lambda: limiter.waiting("a") == 2, "the queue")
+    await wait_until(lambda: limiter.waiting("a") == 2, "the queue")
     clock.advance(1)
     await asyncio.to_thread(first.join, PATIENCE)
     assert limiter.waiting("a") == 1
@@ -201,7 +200,7 @@ def test_a_closed_loop_delays_nobody() -> None:
 
     async def abandoned() -> None:
         asyncio.get_running_loop().create_task(limiter.aacquire("a"))
-        await until(lambda: limiter.waiting("a") == 1, "the queue")
+        await wait_until(lambda: limiter.waiting("a") == 1, "the queue")
 
     asyncio.run(abandoned())
     assert limiter.waiting("a") == 0
@@ -216,7 +215,7 @@ class AbandonedTask:
         self.loop = asyncio.new_event_loop()
         before = limiter.waiting("a")
         self.task = self.loop.create_task(limiter.aacquire("a"))
-        self.loop.run_until_complete(until(lambda: limiter.waiting("a") == before + 1, "the queue"))
+        self.loop.run_until_complete(wait_until(lambda: limiter.waiting("a") == before + 1, "the queue"))
 
     def close_loop(self) -> None:
         self.loop.close()
@@ -282,7 +281,7 @@ async def test_a_timeout_may_be_longer_than_anything_lasts_for_those_behind_othe
     limiter.check("a")
     waiters = [Waiter(limiter, timeout=1e10) for _ in range(2)]
     task = asyncio.create_task(limiter.aacquire("a", timeout=1e10))
-    await until(lambda: limiter.waiting("a") == 3, "the queue")
+    await wait_until(lambda: limiter.waiting("a") == 3, "the queue")
     limiter.refund("a")
     for waiter in waiters:
         assert await asyncio.to_thread(waiter.result)
@@ -295,7 +294,7 @@ async def test_a_wait_may_be_longer_than_anything_lasts() -> None:
     limiter = Limiter("1 per 1000000 years burst 5")
     limiter.check("a", 5)
     waiter, task = Waiter(limiter), asyncio.create_task(limiter.aacquire("a"))
-    await until(lambda: limiter.waiting("a") == 2, "the queue")
+    await wait_until(lambda: limiter.waiting("a") == 2, "the queue")
     limiter.refund("a", 2)
     assert await task
     assert waiter.result()
@@ -323,10 +322,6 @@ def test_each_of_many_waiting_threads_is_served_once() -> None:
     assert limiter.peek("a").reset_after == 4.0
 
 
-class Interrupted(BaseException):
-    """As `gevent.Timeout` is, and `KeyboardInterrupt`."""
-
-
 def test_an_interrupted_acquire_leaves_the_queue() -> None:
     """Wherever it is interrupted: else nobody would ever pass behind it."""
     limiter = Limiter(per_second(1_000_000))
@@ -350,7 +345,7 @@ def test_an_interrupted_acquire_leaves_the_others_in_their_queues() -> None:
     assert waiter.result()
 
 
-class Place:
+class WakeCountingPlace:
     """A place in a queue that counts how often it is woken."""
 
     loop = None
@@ -364,10 +359,10 @@ class Place:
 
 def test_a_finalizer_may_leave_a_queue_in_the_middle_of_anything() -> None:
     """As that of a task does which nobody keeps, wherever the garbage collector finds it."""
-    here, gone = Place(), Place()
+    here, gone = WakeCountingPlace(), WakeCountingPlace()
     verbs: dict[str, Callable[[WaitQueues], object]] = {
-        "join": lambda queues: queues.join("new", Place(), ("group",)),
-        "join the same": lambda queues: queues.join("gone", Place(), ("group",)),
+        "join": lambda queues: queues.join("new", WakeCountingPlace(), ("group",)),
+        "join the same": lambda queues: queues.join("gone", WakeCountingPlace(), ("group",)),
         "leave": lambda queues: queues.leave("here", here),
         "leave the same": lambda queues: queues.leave("gone", gone),
         "wake": lambda queues: queues.wake("gone"),
@@ -384,14 +379,14 @@ def test_a_finalizer_may_leave_a_queue_in_the_middle_of_anything() -> None:
                 queues.leave("gone", gone)
 
             try:
-                within_finalizers(lambda: verb(queues), finalize, allocation)  # noqa: B023
+                collect_during(lambda: verb(queues), finalize, allocation)  # noqa: B023
             except Exception as error:
                 raise AssertionError(f"{name}, at allocation {allocation}") from error
             assert [key for key in queues._groups.get("group", ()) if key not in queues.queues] == []
 
 
 def test_the_queues_of_a_group_are_woken_in_turns() -> None:
-    queues, places = WaitQueues(), [Place() for _ in range(9)]
+    queues, places = WaitQueues(), [WakeCountingPlace() for _ in range(9)]
     for number, place in enumerate(places):
         queues.join(str(number), place, ("group",))
     queues.wake_group("group")
@@ -401,8 +396,8 @@ def test_the_queues_of_a_group_are_woken_in_turns() -> None:
 
 
 def test_a_queue_that_was_served_is_the_last_of_its_group_to_be_woken() -> None:
-    queues, places = WaitQueues(), [Place() for _ in range(9)]
-    served = Place()
+    queues, places = WaitQueues(), [WakeCountingPlace() for _ in range(9)]
+    served = WakeCountingPlace()
     queues.join("0", served, ("group",))
     for number, place in enumerate(places):
         queues.join(str(number), place, ("group",))

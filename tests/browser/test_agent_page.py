@@ -3,9 +3,9 @@
 from playwright.sync_api import Page, expect
 
 from headgate import Policy
-from tests.support.agent_connections import ended, ping
+from tests.support.agent_connections import ping, read_close
 from tests.support.browser import Visitors, agent_page, shown_page
-from tests.support.hub import ADMIN, VIEWER, running
+from tests.support.hub import ADMIN, VIEWER, hub_server
 
 
 def cells(page: Page, table: str) -> list[list[str]]:
@@ -13,7 +13,7 @@ def cells(page: Page, table: str) -> list[list[str]]:
 
 
 def test_b7_three_clicks_lead_from_an_alert_to_what_the_agent_did_and_to_its_block(visitors: Visitors) -> None:
-    with running(Policy(limits={"light": "5/minute"})) as hub, hub.agent("crawler") as crawler:
+    with hub_server(Policy(limits={"light": "5/minute"})) as hub, hub.agent("crawler") as crawler:
         page = visitors.come(hub, ADMIN)
         expect(page.locator("#agents > li")).to_have_count(1)
         page.evaluate("() => { window.clicks = 0; addEventListener('click', () => window.clicks++, true); }")
@@ -51,7 +51,7 @@ def test_b7_three_clicks_lead_from_an_alert_to_what_the_agent_did_and_to_its_blo
 
 
 def test_b7_a_block_can_have_an_end_and_a_reason_and_its_errors_stand_beside_their_fields(visitors: Visitors) -> None:
-    with running() as hub, hub.agent("crawler") as crawler:
+    with hub_server() as hub, hub.agent("crawler") as crawler:
         page = visitors.come(hub, ADMIN, timezone_id="UTC")
         shown = agent_page(page, "crawler")
         shown.get_by_role("button", name="Block", exact=True).click()
@@ -79,11 +79,11 @@ def test_b7_a_block_can_have_an_end_and_a_reason_and_its_errors_stand_beside_the
         block = hub.hub.gate.block_of("crawler")
         assert block is not None
         assert (block.until, block.reason) == (2208988800.0 + 36000, "floods the <b>chat</b>")
-        assert ended(crawler) == (1008, "disconnected by an operator")
+        assert read_close(crawler) == (1008, "disconnected by an operator")
 
 
 def test_b7_disconnecting_and_revoking_ask_once_in_place(visitors: Visitors) -> None:
-    with running() as hub, hub.agent("crawler") as crawler:
+    with hub_server() as hub, hub.agent("crawler") as crawler:
         page = visitors.come(hub, ADMIN)
         shown = agent_page(page, "crawler")
         assert [row[:2] for row in cells(page, "connections")] == [["ws", "127.0.0.1"]]
@@ -97,7 +97,7 @@ def test_b7_disconnecting_and_revoking_ask_once_in_place(visitors: Visitors) -> 
         shown.get_by_role("button", name="Disconnect").click()
         confirm.get_by_role("button", name="Disconnect").click()
         expect(shown.locator("#change-done")).to_have_text("1 connection closed.")
-        assert ended(crawler) == (1008, "disconnected by an operator")
+        assert read_close(crawler) == (1008, "disconnected by an operator")
         expect(shown.locator("#no-connections")).to_be_visible()
         shown.get_by_role("button", name="Revoke token").click()
         confirm.get_by_role("button", name="Revoke token").click()
@@ -107,7 +107,7 @@ def test_b7_disconnecting_and_revoking_ask_once_in_place(visitors: Visitors) -> 
 
 
 def test_b7_an_agents_page_is_kept_up_to_date(visitors: Visitors) -> None:
-    with running() as hub, hub.agent_and_http("planner") as (planner, http):
+    with hub_server() as hub, hub.agent_and_http("planner") as (planner, http):
         page = visitors.come(hub, VIEWER)
         agent_page(page, "planner")
         expect(page.locator("#limits tbody tr").first).to_contain_text("0 of 120")
@@ -123,7 +123,7 @@ def test_b7_an_agents_page_is_kept_up_to_date(visitors: Visitors) -> None:
 
 
 def test_b7_oneself_cannot_be_blocked(visitors: Visitors) -> None:
-    with running() as hub, hub.http(ADMIN) as http:
+    with hub_server() as hub, hub.http(ADMIN) as http:
         made = http.post("/api/admin/admins", json={"name": "ada", "role": "admin"})
         token = made.raise_for_status().json()["token"]
         page = visitors.come(hub, token)

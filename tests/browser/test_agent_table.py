@@ -10,7 +10,7 @@ from headgate import Policy
 from headgate.gate.changes import exemption
 from tests.support.agent_connections import ping
 from tests.support.browser import STILL, Visitors, agent_page, card, names, pass_time, press, row
-from tests.support.hub import ADMIN, VIEWER, Running, running
+from tests.support.hub import ADMIN, VIEWER, HubServer, hub_server
 
 AT_HOME = {"exempt": ["127.0.0.1"]}  # many agents come from one address here
 TALL = "document.documentElement.scrollHeight / innerHeight"
@@ -18,15 +18,15 @@ DRAWN = 60  # rows at most, of a window of 900 pixels
 
 
 @pytest.fixture(scope="module")
-def crowd() -> Iterator[Running]:
+def crowded_hub() -> Iterator[HubServer]:
     """A hub with more agents than are sent to dashboards."""
-    with running() as hub:
+    with hub_server() as hub:
         agents = [f"agent-{number:04}" for number in range(2012)]
         hub.run(hub.hub.gate.achange([exemption(name, True) for name in agents]))
         yield hub
 
 
-def heads(page: Page) -> dict[str, str]:
+def sorted_columns(page: Page) -> dict[str, str]:
     """The columns that are sorted, and how."""
     found = page.locator("#columns [aria-sort]")
     return {one.inner_text().strip(" ▲▼"): one.get_attribute("aria-sort") or "" for one in found.all()}
@@ -35,7 +35,7 @@ def heads(page: Page) -> dict[str, str]:
 def test_b7_search_filters_and_orders_among_300_agents(visitors: Visitors) -> None:
     with ExitStack() as stack:
         policy = Policy(limits={"light": "20/minute"}, addresses=AT_HOME)
-        hub = stack.enter_context(running(policy, max_connections_per_address=1000))
+        hub = stack.enter_context(hub_server(policy, max_connections_per_address=1000))
         http = stack.enter_context(hub.http(ADMIN))
         agents = [f"agent-{number:03}" for number in range(300)]
         wires = {name: stack.enter_context(hub.agent(name)) for name in agents}
@@ -46,7 +46,7 @@ def test_b7_search_filters_and_orders_among_300_agents(visitors: Visitors) -> No
         page = visitors.come(hub, ADMIN)
         expect(page.locator("#count")).to_have_text("300 of 300 shown")
         assert names(page)[:4] == ["agent-007", "agent-013", "agent-299", "agent-100"]
-        assert heads(page) == {}
+        assert sorted_columns(page) == {}
         shown = row(page, "agent-007")
         assert shown.get_by_role("cell").nth(0).inner_text() == "rate limited"
         expect(shown.get_by_role("meter")).to_have_attribute("aria-valuetext", "20 of 20 used, ws light, 100 %")
@@ -56,11 +56,11 @@ def test_b7_search_filters_and_orders_among_300_agents(visitors: Visitors) -> No
 
         head = page.get_by_role("columnheader", name="Agent").get_by_role("button")
         head.click()
-        assert (names(page)[:3], heads(page)) == (agents[:3], {"Agent": "ascending"})
+        assert (names(page)[:3], sorted_columns(page)) == (agents[:3], {"Agent": "ascending"})
         press(page, "Enter")
-        assert (names(page)[:2], heads(page)) == (["agent-299", "agent-298"], {"Agent": "descending"})
+        assert (names(page)[:2], sorted_columns(page)) == (["agent-299", "agent-298"], {"Agent": "descending"})
         press(page, "Space")
-        assert (names(page)[0], heads(page)) == ("agent-007", {})  # as at first
+        assert (names(page)[0], sorted_columns(page)) == ("agent-007", {})  # as at first
         for label, first in (
             ("Violations", ["agent-007", "agent-013", "agent-000"]),
             ("Denied/min", ["agent-007", "agent-013", "agent-000"]),
@@ -70,7 +70,7 @@ def test_b7_search_filters_and_orders_among_300_agents(visitors: Visitors) -> No
             ("Rate/s", ["agent-007", "agent-013", "agent-299", "agent-100", "agent-000"]),
         ):
             page.get_by_role("columnheader", name=label).get_by_role("button").click()
-            assert (names(page)[: len(first)], heads(page)) == (first, {label: "descending"})
+            assert (names(page)[: len(first)], sorted_columns(page)) == (first, {label: "descending"})
         for label, found in (
             ("rate limited", ["agent-007", "agent-013"]),
             ("with violations", ["agent-007", "agent-013"]),
@@ -104,8 +104,8 @@ def test_b7_search_filters_and_orders_among_300_agents(visitors: Visitors) -> No
         expect(page.locator("#count")).to_have_text("299 of 299 shown")
 
 
-def test_b7_2000_agents_take_a_page_of_bounded_height(visitors: Visitors, crowd: Running) -> None:
-    page = visitors.come(crowd, VIEWER)
+def test_b7_2000_agents_take_a_page_of_bounded_height(visitors: Visitors, crowded_hub: HubServer) -> None:
+    page = visitors.come(crowded_hub, VIEWER)
     expect(page.locator("#count")).to_have_text("2,000 of 2,012 shown")
     expect(page.locator("#more")).to_contain_text("12 more are not listed")
     table = page.get_by_role("table", name="Agents")
@@ -127,15 +127,15 @@ def test_b7_2000_agents_take_a_page_of_bounded_height(visitors: Visitors, crowd:
     expect(page.locator("#agents > li")).to_have_count(40)
     page.get_by_role("button", name="Show 40 more of 1,960").click()
     expect(page.locator("#agents > li")).to_have_count(80)
-    expect(page).to_have_url(f"http://{crowd}/dashboard#list=cards")
+    expect(page).to_have_url(f"http://{crowded_hub}/dashboard#list=cards")
     page.reload()
     expect(page.locator("#agents > li")).to_have_count(40)
 
 
 def test_b7_the_table_is_used_by_the_keyboard(
-    visitors: Visitors, crowd: Running, axe: Callable[[Page], list[str]]
+    visitors: Visitors, crowded_hub: HubServer, axe: Callable[[Page], list[str]]
 ) -> None:
-    page = visitors.come(crowd, VIEWER)
+    page = visitors.come(crowded_hub, VIEWER)
     expect(page.locator("#count")).to_have_text("2,000 of 2,012 shown")
     assert axe(page) == []
     link = page.locator("#rows").get_by_role("link")
@@ -166,7 +166,7 @@ def test_b7_the_table_is_used_by_the_keyboard(
 
 @pytest.mark.parametrize("by", ["focus", "pointer"])
 def test_b7_rows_stay_in_place_while_somebody_uses_them(visitors: Visitors, by: str) -> None:
-    with running() as hub, hub.agent("ada") as ada, hub.agent("bob") as bob:
+    with hub_server() as hub, hub.agent("ada") as ada, hub.agent("bob") as bob:
         ping(ada, 10)
         page = visitors.come(hub, ADMIN, time=STILL)
         expect(card(page, "bob")).to_be_visible()
@@ -195,21 +195,21 @@ def test_b7_rows_stay_in_place_while_somebody_uses_them(visitors: Visitors, by: 
         assert names(page) == ["bob", "ada"]
 
 
-def test_b7_the_page_of_an_agent_can_be_linked_and_left(visitors: Visitors, crowd: Running) -> None:
-    page = visitors.come(crowd, ADMIN)
+def test_b7_the_page_of_an_agent_can_be_linked_and_left(visitors: Visitors, crowded_hub: HubServer) -> None:
+    page = visitors.come(crowded_hub, ADMIN)
     page.get_by_label("Search agents by name").fill("agent-19")
     expect(page.locator("#count")).to_have_text("100 of 2,012 shown")
     agent_page(page, "agent-1907")
-    expect(page).to_have_url(f"http://{crowd}/dashboard#agent=agent-1907")
+    expect(page).to_have_url(f"http://{crowded_hub}/dashboard#agent=agent-1907")
     expect(page).to_have_title("agent-1907 - headgate")
     page.reload()
     expect(page.get_by_role("heading", name="agent-1907")).to_be_visible()
     page.go_back()
-    expect(page).to_have_url(f"http://{crowd}/dashboard#search=agent-19")
+    expect(page).to_have_url(f"http://{crowded_hub}/dashboard#search=agent-19")
     expect(page.locator("#count")).to_have_text("100 of 2,012 shown")
     page.go_forward()
     expect(page.get_by_role("heading", name="agent-1907")).to_be_visible()
-    page.goto(f"http://{crowd}/dashboard#agent=never+seen")
+    page.goto(f"http://{crowded_hub}/dashboard#agent=never+seen")
     expect(page.get_by_role("alert").filter(visible=True)).to_contain_text("never seen")
     visitors.forgive("404")
     page.get_by_role("link", name="All agents").click()

@@ -11,12 +11,12 @@ from headgate import Policy
 from tests.support.agent_connections import ping
 from tests.support.agent_names import AWKWARD, BACKWARDS, HOSTILE, LONG
 from tests.support.browser import STILL, Visitors, agent_page, card, names, pass_time, shown_page
-from tests.support.hub import ADMIN, VIEWER, running
+from tests.support.hub import ADMIN, VIEWER, hub_server
 from tests.support.valkey import PATIENCE, wait_for
 
 
 def test_b7_a_card_is_green_below_half_yellow_to_four_fifths_and_red_above(visitors: Visitors) -> None:
-    with running() as hub, hub.agent("planner") as planner, hub.http(ADMIN) as http:
+    with hub_server() as hub, hub.agent("planner") as planner, hub.http(ADMIN) as http:
         http.put("/api/admin/rate-limits/planner", json={"light": "100/minute"}).raise_for_status()
         page = visitors.come(hub, VIEWER)
         colours: dict[str, str] = {}
@@ -35,12 +35,12 @@ def test_b7_a_card_is_green_below_half_yellow_to_four_fifths_and_red_above(visit
             shown = meter.locator("div").evaluate("node => getComputedStyle(node).backgroundColor")
             assert colours.setdefault(level, shown) == shown
         assert len(set(colours.values())) == 3
-        assert dominant(colours["green"]) == "green"
-        assert dominant(colours["yellow"]) == "red and green"
-        assert dominant(colours["red"]) == "red"
+        assert dominant_channels(colours["green"]) == "green"
+        assert dominant_channels(colours["yellow"]) == "red and green"
+        assert dominant_channels(colours["red"]) == "red"
 
 
-def dominant(colour: str) -> str:
+def dominant_channels(colour: str) -> str:
     """Which parts of a colour stand out."""
     red, green, blue = map(int, re.findall(r"\d+", colour)[:3])
     most = max(red, green, blue)
@@ -58,7 +58,7 @@ def dominant(colour: str) -> str:
     ],
 )
 def test_b7_the_number_and_the_colour_agree(visitors: Visitors, limit: str, pings: int, text: str, level: str) -> None:
-    with running() as hub, hub.agent("planner") as planner, hub.http(ADMIN) as http:
+    with hub_server() as hub, hub.agent("planner") as planner, hub.http(ADMIN) as http:
         http.put("/api/admin/rate-limits/planner", json={"ws": {"light": limit}}).raise_for_status()
         ping(planner, pings)
         page = visitors.come(hub, VIEWER)
@@ -68,7 +68,7 @@ def test_b7_the_number_and_the_colour_agree(visitors: Visitors, limit: str, ping
 
 def test_b7_the_summary_and_the_cards_say_what_the_api_says(visitors: Visitors) -> None:
     with ExitStack() as stack:
-        hub = stack.enter_context(running(Policy(limits={"light": "20/minute"})))
+        hub = stack.enter_context(hub_server(Policy(limits={"light": "20/minute"})))
         wires = {name: stack.enter_context(hub.agent(name)) for name in ("ada", "bob", "cleo", "dora", "eve")}
         http = stack.enter_context(hub.http(ADMIN))
         http.post("/api/admin/rate-limits/whitelist", json={"agent_id": "eve"}).raise_for_status()
@@ -106,7 +106,7 @@ def test_b7_the_summary_and_the_cards_say_what_the_api_says(visitors: Visitors) 
 
 
 def test_b7_it_updates_by_itself_and_touches_only_what_has_changed(visitors: Visitors) -> None:
-    with running() as hub, hub.agent("ada") as ada, hub.agent("bob") as bob:
+    with hub_server() as hub, hub.agent("ada") as ada, hub.agent("bob") as bob:
         page = visitors.come(hub, VIEWER)
         expect(card(page, "bob").locator(".usage")).to_have_text("0 of 120 used, ws light, 0 %")
         page.evaluate(
@@ -138,7 +138,7 @@ def test_b7_it_updates_by_itself_and_touches_only_what_has_changed(visitors: Vis
 
 def test_b7_a_change_is_shown_within_two_seconds(visitors: Visitors) -> None:
     """The best of several counts. Each comes at once after the one before: nothing is shown sooner by chance."""
-    with running() as hub, hub.agent("ada") as ada, hub.http(ADMIN) as http:
+    with hub_server() as hub, hub.agent("ada") as ada, hub.http(ADMIN) as http:
         page = visitors.come(hub, VIEWER)
         usage = card(page, "ada").locator(".usage")
         expect(usage).to_contain_text("0 of 120 used")
@@ -161,14 +161,14 @@ def test_b7_a_change_is_shown_within_two_seconds(visitors: Visitors) -> None:
 @pytest.mark.parametrize(("advised", "shown"), [(99, "99 s"), (101, "1 min 41 s"), (1_022_911, "11 d 20 h")])
 def test_b7_a_long_wait_is_told_in_its_two_largest_units(visitors: Visitors, advised: float, shown: str) -> None:
     policy = Policy(limits={"light": "2/minute"}, backoff={"steps": [advised], "quiet": 2 * advised})
-    with running(policy) as hub, hub.agent("planner") as planner:
+    with hub_server(policy) as hub, hub.agent("planner") as planner:
         page = visitors.come(hub, VIEWER, time=STILL)
         ping(planner, 3)
         expect(card(page, "planner").locator(".backoff")).to_have_text(f"retry in {shown}")
 
 
 def test_b7_agents_come_and_go(visitors: Visitors) -> None:
-    with running() as hub:
+    with hub_server() as hub:
         page = visitors.come(hub, VIEWER)
         expect(page.get_by_role("heading", name="No agents yet")).to_be_visible()
         expect(page.locator("#how-to-register")).to_contain_text(f"http://{hub}/api/onboard/register")
@@ -182,7 +182,7 @@ def test_b7_agents_come_and_go(visitors: Visitors) -> None:
 
 
 def test_b7_the_wait_counts_down_by_itself_and_the_violations_are_forgotten(visitors: Visitors) -> None:
-    with running(Policy(limits={"light": "2/minute"})) as hub, hub.agent("planner") as planner:
+    with hub_server(Policy(limits={"light": "2/minute"})) as hub, hub.agent("planner") as planner:
         page = visitors.come(hub, VIEWER, time=STILL)
         ping(planner, 5)
         waits = card(page, "planner").locator(".backoff")
@@ -198,7 +198,7 @@ def test_b7_the_wait_counts_down_by_itself_and_the_violations_are_forgotten(visi
 
 
 def test_b7_the_timeline_shows_what_was_allowed_warned_and_denied(visitors: Visitors) -> None:
-    with running(Policy(limits={"light": "10/minute"})) as hub, hub.agent("planner") as planner:
+    with hub_server(Policy(limits={"light": "10/minute"})) as hub, hub.agent("planner") as planner:
         ping(planner, 12)
         hub.clock.advance(120)
         page = visitors.come(hub, VIEWER)
@@ -230,7 +230,7 @@ def test_b7_the_timeline_shows_what_was_allowed_warned_and_denied(visitors: Visi
 
 def test_b7_agent_names_are_shown_as_text(visitors: Visitors) -> None:
     with ExitStack() as stack:
-        hub = stack.enter_context(running(Policy(limits={"light": "2/minute"}, alerts={"violations": 1})))
+        hub = stack.enter_context(hub_server(Policy(limits={"light": "2/minute"}, alerts={"violations": 1})))
         wires = {name: stack.enter_context(hub.agent(name)) for name in (HOSTILE, BACKWARDS, LONG, AWKWARD)}
         page = visitors.come(hub, ADMIN)
         expect(page.locator("#alerts")).to_be_empty()

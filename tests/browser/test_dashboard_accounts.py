@@ -11,11 +11,11 @@ from playwright.sync_api import Locator, Page, expect
 
 from headgate import Policy
 from headgate.hub.dashboard import accounts as module
-from tests.browser.test_dashboard_for_everybody import Below
+from tests.browser.test_dashboard_for_everybody import HubBelowPath
 from tests.support.account_alerts import PAYS, spend
 from tests.support.agent_names import BACKWARDS, HOSTILE
 from tests.support.browser import Visitors, agent_page, card, press, shown_page
-from tests.support.hub import ADMIN, VIEWER, hub_settings, running
+from tests.support.hub import ADMIN, VIEWER, hub_server, hub_settings
 
 SHOTS = os.environ.get("HEADGATE_ACCOUNT_SHOTS", "")
 
@@ -25,7 +25,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_INTERVAL", 0.05)
 
 
-def tree(many: int) -> Policy:
+def account_tree_policy(many: int) -> Policy:
     """A policy with many accounts: ten teams in each organisation, and an agent in each account."""
     orgs = max(many // 11, 1)
     paths = [f"org-{n:02}" if n < orgs else f"org-{n % orgs:02}/team-{n // orgs:02}" for n in range(many)]
@@ -55,13 +55,13 @@ def names(page: Page) -> list[str]:
     return page.locator("#accounts tr[data-first=true] th bdi").all_text_contents()
 
 
-def picture(page: Page, name: str) -> None:
+def take_screenshot(page: Page, name: str) -> None:
     if SHOTS:
         page.screenshot(path=Path(SHOTS) / f"{name}.png", full_page=True)
 
 
 def test_f1_accounts_are_a_tree_with_spent_held_and_left_and_it_updates_by_itself(visitors: Visitors) -> None:
-    with running(PAYS) as hub:
+    with hub_server(PAYS) as hub:
         spend(hub, "4")
         page = visitors.come(hub, ADMIN)
         expect(row(page, "acme/search")).to_be_visible()
@@ -86,7 +86,7 @@ def test_f1_accounts_are_a_tree_with_spent_held_and_left_and_it_updates_by_itsel
 
 
 def test_f1_an_agent_whose_account_is_full_says_so(visitors: Visitors) -> None:
-    with running(PAYS) as hub:
+    with hub_server(PAYS) as hub:
         hub.hub.gate.hold("writer", {"usd": "1"})
         page = visitors.come(hub, ADMIN)
         mark = card(page, "writer").get_by_text("account full")
@@ -94,7 +94,7 @@ def test_f1_an_agent_whose_account_is_full_says_so(visitors: Visitors) -> None:
         expect(mark).to_be_hidden()
         hub.hub.gate.hold("writer", {"usd": "11"})
         expect(mark).to_be_visible()
-        picture(page, "account-full")
+        take_screenshot(page, "account-full")
         hub.hub.gate.hold("writer", {"usd": "1"})
         expect(mark).to_be_hidden()
 
@@ -106,7 +106,7 @@ def test_f1_what_exempt_and_shadowed_agents_spend_is_in_the_same_figures(
     policy = Policy(
         accounts={"at": {"acme": {"usd": "10/calendar day"}}}, agents={"planner": {"account": "acme"}}, **settings
     )
-    with running(policy) as hub:
+    with hub_server(policy) as hub:
         spend(hub, "4")
         page = visitors.come(hub, ADMIN)
         expect(row(page, "acme").locator(".spent")).to_have_text("4")
@@ -116,15 +116,15 @@ def test_f1_what_exempt_and_shadowed_agents_spend_is_in_the_same_figures(
 
 
 def test_f1_without_accounts_there_is_no_section(visitors: Visitors) -> None:
-    with running() as hub, hub.agent("planner"):
+    with hub_server() as hub, hub.agent("planner"):
         page = visitors.come(hub, ADMIN)
         expect(page.locator("#agents > li")).to_have_count(1)
         expect(page.locator("#accounts-section")).to_be_hidden()
-        picture(page, "accounts-0")
+        take_screenshot(page, "accounts-0")
 
 
 def test_f1_the_worst_branch_comes_first_and_many_accounts_are_folded(visitors: Visitors) -> None:
-    with running(tree(110)) as hub:
+    with hub_server(account_tree_policy(110)) as hub:
         spend(hub, "90", "agent-25")  # org-05/team-02
         spend(hub, "50", "agent-7")
         page = visitors.come(hub, ADMIN)
@@ -163,7 +163,7 @@ def test_f1_of_thousands_the_worst_are_shown_and_how_many_more_there_are(
     visitors: Visitors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_ACCOUNTS", 30)
-    with running(tree(330)) as hub:
+    with hub_server(account_tree_policy(330)) as hub:
         spend(hub, "90", "agent-99")  # org-09/team-03
         page = visitors.come(hub, ADMIN)
         expect(page.locator("#more-accounts")).to_contain_text("and 300 more accounts")
@@ -173,7 +173,7 @@ def test_f1_of_thousands_the_worst_are_shown_and_how_many_more_there_are(
 
 @pytest.mark.parametrize("many", [1, 30, 500])
 def test_f1_accounts_are_accessible(visitors: Visitors, axe: Callable[[Page], list[str]], many: int) -> None:
-    with running(tree(many)) as hub:
+    with hub_server(account_tree_policy(many)) as hub:
         for number in range(0, many, 3):
             hub.hub.gate.hold(f"agent-{number}", {"usd": str(number % 9)})
         for scheme in ("light", "dark"):
@@ -181,12 +181,12 @@ def test_f1_accounts_are_accessible(visitors: Visitors, axe: Callable[[Page], li
             expect(page.locator("#accounts-count")).to_contain_text(f"{many} account")
             expect(rows(page).first).to_be_visible()
             assert axe(page) == []
-            picture(page, f"accounts-{many}-{scheme}")
+            take_screenshot(page, f"accounts-{many}-{scheme}")
         page = visitors.come(hub, ADMIN)
         expect(rows(page).first).to_be_visible()
         page.set_viewport_size({"width": 390, "height": 844})
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") == 0
-        picture(page, f"accounts-{many}-phone")
+        take_screenshot(page, f"accounts-{many}-phone")
         page.goto(f"http://{hub}/dashboard#agent=agent-0")
         shown_page(page, "agent-0")
         assert axe(page) == []
@@ -208,7 +208,7 @@ def test_f1_on_a_phone_each_limit_is_a_line_with_its_change_beneath(
         },
         agents={"planner": {"account": "acme/search"}},
     )
-    with running(policy) as hub:
+    with hub_server(policy) as hub:
         spend(hub, "9.5")
         hub.hub.gate.hold("planner", {"usd": "0.25"})
         page = visitors.come(hub, ADMIN, **PHONE)
@@ -226,14 +226,14 @@ def test_f1_on_a_phone_each_limit_is_a_line_with_its_change_beneath(
         assert boxes[1]["y"] >= boxes[0]["y"] + boxes[0]["height"]
         assert boxes[1]["x"] + boxes[1]["width"] <= 390
         assert axe(page) == []
-        picture(page, "accounts-on-a-phone")
+        take_screenshot(page, "accounts-on-a-phone")
         change.tap()
         expect(page.get_by_role("form", name="Change a limit")).to_be_visible()
         page.goto(f"http://{hub}/dashboard#agent=planner")
         shown_page(page, "planner")
         expect(page.locator("#account-limits .brief").first).to_be_visible()
         assert page.locator(".scrolled:has(#account-limits)").evaluate(wide) == 0
-        picture(page, "accounts-of-an-agent-on-a-phone")
+        take_screenshot(page, "accounts-of-an-agent-on-a-phone")
 
 
 def test_f1_folded_up_the_alert_with_the_largest_share_is_shown(visitors: Visitors) -> None:
@@ -241,7 +241,7 @@ def test_f1_folded_up_the_alert_with_the_largest_share_is_shown(visitors: Visito
         accounts={"at": {"acme": {"usd": "10 in all"}, "initech": {"usd": "10 in all"}}},
         agents={"planner": {"account": "acme"}, "bot": {"account": "initech"}},
     )
-    with running(policy) as hub:
+    with hub_server(policy) as hub:
         spend(hub, "10")
         page = visitors.come(hub, ADMIN, **PHONE)
         expect(page.locator("#alerts li")).to_have_count(1)
@@ -251,7 +251,7 @@ def test_f1_folded_up_the_alert_with_the_largest_share_is_shown(visitors: Visito
         expect(page.locator("#alerts-more")).to_have_text("+1 more")
         expect(page.locator("#alerts li:visible")).to_have_count(1)
         expect(page.locator("#alerts li:visible bdi")).to_have_text("acme")
-        picture(page, "alerts-on-a-phone")
+        take_screenshot(page, "alerts-on-a-phone")
         page.get_by_role("button", name="More", exact=True).tap()
         expect(page.locator("#alerts li:visible")).to_have_count(2)
         expect(page.locator("#alerts-more")).to_be_hidden()
@@ -263,7 +263,7 @@ def test_f1_names_of_accounts_are_text(visitors: Visitors) -> None:
         accounts={"at": {hostile: {"usd": "10 in all"}, f"{hostile}/{BACKWARDS}": {"usd": "10 in all"}}},
         agents={"planner": {"account": f"{hostile}/{BACKWARDS}"}},
     )
-    with running(policy) as hub, hub.agent("planner"):
+    with hub_server(policy) as hub, hub.agent("planner"):
         page = visitors.come(hub, ADMIN)
         expect(page.locator("#accounts tr[data-first=true]")).to_have_count(2)
         assert names(page) == [hostile, BACKWARDS]
@@ -276,7 +276,7 @@ def test_f1_names_of_accounts_are_text(visitors: Visitors) -> None:
 
 
 def test_f1_an_alert_of_an_account_is_announced_and_leads_to_it(visitors: Visitors) -> None:
-    with running(PAYS) as hub:
+    with hub_server(PAYS) as hub:
         page = visitors.come(hub, ADMIN)
         expect(row(page, "acme/search")).to_be_visible()
         spend(hub, "8")
@@ -299,7 +299,7 @@ def test_f1_an_alert_of_an_account_is_announced_and_leads_to_it(visitors: Visito
 
 
 def test_f1_an_agents_page_has_its_accounts_and_open_holds(visitors: Visitors) -> None:
-    with running(PAYS) as hub, hub.agent("planner"), hub.agent("stranger"):
+    with hub_server(PAYS) as hub, hub.agent("planner"), hub.agent("stranger"):
         hold = hub.hub.gate.hold("planner", {"usd": "2.5", "tokens": 1200}, session="run-1", lease=90)
         page = visitors.come(hub, ADMIN)
         agent_page(page, "planner")
@@ -312,7 +312,7 @@ def test_f1_an_agents_page_has_its_accounts_and_open_holds(visitors: Visitors) -
         expect(page.locator("#holds tbody tr")).to_have_count(1)
         text = page.locator("#holds tbody tr").inner_text().split("\t")
         assert text == [hold.id, "run-1", "\u2013", "1 requests, 2.5 usd, 1,200 tokens", "90 s"]
-        picture(page, "accounts-agent")
+        take_screenshot(page, "accounts-agent")
         hold.settle({"usd": "1", "tokens": 1})
         expect(page.locator("#no-holds")).to_be_visible()
         expect(page.locator("#account-limits tbody tr").last).to_contain_text("10 %")
@@ -322,7 +322,7 @@ def test_f1_an_agents_page_has_its_accounts_and_open_holds(visitors: Visitors) -
 
 
 def test_f1_only_a_budget_in_all_never_resets(visitors: Visitors) -> None:
-    with running(PAYS) as hub, hub.agent("planner"):
+    with hub_server(PAYS) as hub, hub.agent("planner"):
         gate = hub.hub.gate
         gate.set_level_limit("agent", "requests", "1000000 in all")
         gate.set_level_limit("agent", "tokens", "1000000/second")
@@ -337,7 +337,7 @@ def test_f1_only_a_budget_in_all_never_resets(visitors: Visitors) -> None:
 
 @pytest.mark.parametrize("token", [VIEWER, ""], ids=["viewer", "public"])
 def test_f1_only_an_admin_sees_accounts(visitors: Visitors, token: str) -> None:
-    with running(PAYS, public_dashboard=True) as hub, hub.agent("planner"):
+    with hub_server(PAYS, public_dashboard=True) as hub, hub.agent("planner"):
         spend(hub, "9")
         admin = visitors.come(hub, ADMIN)
         expect(row(admin, "acme/search")).to_be_visible()
@@ -355,7 +355,7 @@ def test_f1_only_an_admin_sees_accounts(visitors: Visitors, token: str) -> None:
 
 
 def test_f1_an_admin_changes_a_limit_below_a_path_and_by_the_keyboard(visitors: Visitors) -> None:
-    hub = Below(hub_settings(), PAYS)
+    hub = HubBelowPath(hub_settings(), PAYS)
     try:
         spend(hub, "4")
         page = visitors.come(hub, ADMIN, path="/gate/dashboard")

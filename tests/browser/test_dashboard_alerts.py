@@ -5,11 +5,11 @@ from playwright.sync_api import expect
 from headgate import Policy
 from tests.support.agent_connections import ping
 from tests.support.browser import Visitors, card, shown_page
-from tests.support.hub import VIEWER, running
+from tests.support.hub import VIEWER, hub_server
 
 
 def test_b8_an_alert_is_announced_once_and_shown_as_resolved_in_the_end(visitors: Visitors) -> None:
-    with running() as hub, hub.agent("planner") as planner, hub.agent("old") as old:
+    with hub_server() as hub, hub.agent("planner") as planner, hub.agent("old") as old:
         ping(old, 131)
         page = visitors.come(hub, VIEWER, permissions=["notifications"])
         page.evaluate(
@@ -62,7 +62,7 @@ def test_b8_an_alert_is_announced_once_and_shown_as_resolved_in_the_end(visitors
 
 
 def test_b8_a_notice_can_be_dismissed_and_comes_back_when_it_goes_on(visitors: Visitors) -> None:
-    with running(Policy(limits={"light": "1/day"})) as hub, hub.agent("planner") as planner:
+    with hub_server(Policy(limits={"light": "1/day"})) as hub, hub.agent("planner") as planner:
         page = visitors.come(hub, VIEWER)
         expect(card(page, "planner")).to_be_visible()
         ping(planner, 11)
@@ -78,7 +78,7 @@ def test_b8_a_notice_can_be_dismissed_and_comes_back_when_it_goes_on(visitors: V
 
 
 def test_b8_nobody_is_asked_to_allow_notifications_unless_they_click(visitors: Visitors) -> None:
-    with running() as hub:
+    with hub_server() as hub:
         page = visitors.come(hub, VIEWER)
         page.evaluate(
             "() => { Notification.requestPermission = async () => { window.asked = true; return 'denied'; }; }"

@@ -15,7 +15,7 @@ from headgate.hub.app import Hub
 from tests.support.agent_connections import ping
 from tests.support.agent_names import HOSTILE, LONG
 from tests.support.browser import Visitors, agent_page, card, names, press, shown_page
-from tests.support.hub import ADMIN, VIEWER, Running, hub_settings, running
+from tests.support.hub import ADMIN, VIEWER, HubServer, hub_server, hub_settings
 from tests.support.valkey import wait_for
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
@@ -23,7 +23,7 @@ AT_HOME = {"exempt": ["127.0.0.1"]}  # many agents come from one address here
 
 
 @pytest.fixture(scope="module")
-def busy() -> Iterator[Running]:
+def busy_hub() -> Iterator[HubServer]:
     """A hub at which a lot has gone on for a quarter of an hour."""
     chance = random.Random(7)
     ordinary = {"writer": 4, "reviewer": 3, "indexer": 5, "translator": 2, "summariser": 3, "archivist": 1}
@@ -31,7 +31,7 @@ def busy() -> Iterator[Running]:
     floods = {"analyst": range(35, 70), "crawler": range(140, 180), "importer": range(95, 118)}
     rush = {"researcher": 16, "planner": 13, "writer": 15, "indexer": 11}
     with ExitStack() as stack:
-        hub = stack.enter_context(running(Policy(addresses=AT_HOME)))
+        hub = stack.enter_context(hub_server(Policy(addresses=AT_HOME)))
         http = stack.enter_context(hub.http(ADMIN))
         http.post("/api/admin/rate-limits/whitelist", json={"agent_id": "billing"}).raise_for_status()
         http.put("/api/admin/rate-limits/planner", json={"light": "100/minute"}).raise_for_status()
@@ -62,7 +62,7 @@ LOOKS: dict[str, dict[str, Any]] = {
 PICTURES = {"dashboard", "dashboard-dark-table", "dashboard-agent", "dashboard-phone"}
 
 
-def picture(page: Page, name: str) -> None:
+def take_screenshot(page: Page, name: str) -> None:
     """A picture for the docs, if the environment asks for it and they show this one."""
     if os.environ.get("HEADGATE_SCREENSHOTS") and name in PICTURES:
         page.screenshot(path=IMAGES / f"{name}.png", animations="disabled")
@@ -70,16 +70,16 @@ def picture(page: Page, name: str) -> None:
 
 @pytest.mark.parametrize("name", LOOKS)
 def test_b7_the_dashboard_is_accessible(
-    visitors: Visitors, busy: Running, axe: Callable[[Page], list[str]], name: str
+    visitors: Visitors, busy_hub: HubServer, axe: Callable[[Page], list[str]], name: str
 ) -> None:
-    page = visitors.come(busy, ADMIN, **LOOKS[name])
+    page = visitors.come(busy_hub, ADMIN, **LOOKS[name])
     expect(page.locator("#agents > li")).to_have_count(15)
     assert page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches") == name.endswith("dark")
-    picture(page, name)
+    take_screenshot(page, name)
     assert axe(page) == []
     page.get_by_role("button", name="Table").click()
     expect(page.locator("#rows > .tr")).to_have_count(15)
-    picture(page, f"{name}-table")
+    take_screenshot(page, f"{name}-table")
     if page.get_by_role("button", name="More").is_visible():
         page.get_by_role("button", name="More").click()
     page.get_by_text("As a table").click()
@@ -87,7 +87,7 @@ def test_b7_the_dashboard_is_accessible(
     assert axe(page) == []
     page.locator("#alerts").get_by_role("link", name="crawler").click()
     shown = shown_page(page, "crawler")
-    picture(page, f"{name}-agent")
+    take_screenshot(page, f"{name}-agent")
     shown.get_by_role("button", name="Block").click()
     assert axe(page) == []
 
@@ -95,7 +95,7 @@ def test_b7_the_dashboard_is_accessible(
 def test_b7_the_sign_in_form_and_the_empty_dashboard_are_accessible(
     visitors: Visitors, axe: Callable[[Page], list[str]]
 ) -> None:
-    with running() as hub:
+    with hub_server() as hub:
         for scheme in ("light", "dark"):
             page = visitors.come(hub, color_scheme=scheme)
             expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
@@ -111,7 +111,7 @@ def test_b7_the_sign_in_form_and_the_empty_dashboard_are_accessible(
 
 def test_b7_a_phone_scrolls_in_one_direction_only(visitors: Visitors) -> None:
     with ExitStack() as stack:
-        hub = stack.enter_context(running(Policy(limits={"light": "2/minute"})))
+        hub = stack.enter_context(hub_server(Policy(limits={"light": "2/minute"})))
         for name in (LONG, "w " * 60, HOSTILE):
             ping(stack.enter_context(hub.agent(name.strip())), 20)
         page = visitors.come(hub, ADMIN, viewport={"width": 320, "height": 640})
@@ -131,7 +131,7 @@ def test_b7_a_phone_scrolls_in_one_direction_only(visitors: Visitors) -> None:
 
 
 def test_b7_everything_can_be_done_by_the_keyboard(visitors: Visitors) -> None:
-    with running() as hub, hub.agent("ada"), hub.agent("bob"):
+    with hub_server() as hub, hub.agent("ada"), hub.agent("bob"):
         page = visitors.come(hub)
         expect(page.get_by_label("Token of an admin or a viewer")).to_be_focused()
         page.keyboard.type(ADMIN)
@@ -175,7 +175,7 @@ def test_b7_everything_can_be_done_by_the_keyboard(visitors: Visitors) -> None:
 
 
 def test_b7_light_and_dark_are_as_the_system_says_unless_somebody_chooses(visitors: Visitors) -> None:
-    with running() as hub:
+    with hub_server() as hub:
         page = visitors.come(hub, VIEWER, color_scheme="dark")
         ground = "getComputedStyle(document.body).backgroundColor"
         expect(page.get_by_role("heading", name="No agents yet")).to_be_visible()
@@ -193,7 +193,7 @@ def test_b7_light_and_dark_are_as_the_system_says_unless_somebody_chooses(visito
         assert page.evaluate(ground) == light
 
 
-class Below(Running):
+class HubBelowPath(HubServer):
     """A hub below a path, as a proxy may put it there."""
 
     def mount(self, hub: Hub) -> Any:
@@ -207,7 +207,7 @@ class Below(Running):
 
 
 def test_b7_it_works_below_a_path(visitors: Visitors) -> None:
-    hub = Below(hub_settings())
+    hub = HubBelowPath(hub_settings())
     try:
         hub.run(hub.hub.gate.aadd_exemption("planner"))
         page = visitors.come(hub, ADMIN, path="/gate/dashboard")

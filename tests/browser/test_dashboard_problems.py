@@ -4,15 +4,15 @@ from playwright.sync_api import expect
 
 from headgate import RedisStore
 from tests.support.browser import Visitors
-from tests.support.hub import VIEWER, running
-from tests.support.valkey import PATIENCE, Server
+from tests.support.hub import VIEWER, hub_server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 
 def test_the_dashboard_warns_while_the_store_is_lost(visitors: Visitors) -> None:
     with (
-        Server() as server,
+        ValkeyServer() as server,
         RedisStore(server.url, timeout=PATIENCE) as store,
-        running(store=store) as hub,
+        hub_server(store=store) as hub,
         server.client() as client,
     ):
         page = visitors.come(hub, VIEWER)

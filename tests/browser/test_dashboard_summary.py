@@ -9,13 +9,13 @@ from playwright.sync_api import expect
 from headgate import Policy
 from tests.support.agent_connections import ping
 from tests.support.browser import Visitors, card, press, shown_page
-from tests.support.hub import ADMIN, VIEWER, running
+from tests.support.hub import ADMIN, VIEWER, hub_server
 
 AT_HOME = {"exempt": ["127.0.0.1"]}  # many agents come from one address here
 
 
 def test_b7_the_queue_of_tasks_has_a_card(visitors: Visitors) -> None:
-    with running() as hub, hub.http(ADMIN) as http:
+    with hub_server() as hub, hub.http(ADMIN) as http:
         page = visitors.come(hub, VIEWER)
         for number in range(3):
             http.post("/api/admin/tasks", json={"payload": number}).raise_for_status()
@@ -30,7 +30,7 @@ def test_b7_the_queue_of_tasks_has_a_card(visitors: Visitors) -> None:
 def test_b7_all_open_alerts_can_be_reached(visitors: Visitors) -> None:
     policy = Policy(limits={"light": "1/hour"}, alerts={"violations": 1}, addresses=AT_HOME)
     with ExitStack() as stack:
-        hub = stack.enter_context(running(policy, max_connections_per_address=1000))
+        hub = stack.enter_context(hub_server(policy, max_connections_per_address=1000))
         for number in range(60):  # a frame has 50
             ping(stack.enter_context(hub.agent(f"agent-{number:02}")), 2)
         page = visitors.come(hub, VIEWER)
@@ -47,7 +47,7 @@ def test_b7_all_open_alerts_can_be_reached(visitors: Visitors) -> None:
 
 
 def test_b2_b3_denied_addresses_are_shown(visitors: Visitors) -> None:
-    with running(Policy(addresses={"registration": "1/hour"})) as hub, hub.http() as http:
+    with hub_server(Policy(addresses={"registration": "1/hour"})) as hub, hub.http() as http:
         for number in range(4):
             http.post("/api/onboard/register", json={"agent_id": f"agent-{number}"})
         page = visitors.come(hub, VIEWER)
@@ -56,7 +56,7 @@ def test_b2_b3_denied_addresses_are_shown(visitors: Visitors) -> None:
 
 def test_b6_overruled_values_of_the_policy_file_and_the_user_are_named(visitors: Visitors, tmp_path: Path) -> None:
     (tmp_path / "headgate.toml").write_text('[limits]\nlight = "20/minute"\n')
-    with running(Policy.load(tmp_path / "headgate.toml")) as hub, hub.http(ADMIN) as http:
+    with hub_server(Policy.load(tmp_path / "headgate.toml")) as hub, hub.http(ADMIN) as http:
         page = visitors.come(hub, ADMIN)
         expect(page.locator("#who")).to_have_text("admin")
         expect(page.locator("#overruled")).to_be_hidden()
@@ -68,7 +68,7 @@ def test_b6_overruled_values_of_the_policy_file_and_the_user_are_named(visitors:
 
 
 def test_b7_charts_have_values_for_the_pointer_and_the_keyboard(visitors: Visitors) -> None:
-    with running(Policy(limits={"light": "30/minute"})) as hub, hub.agent("ada") as ada, hub.agent("bob") as bob:
+    with hub_server(Policy(limits={"light": "30/minute"})) as hub, hub.agent("ada") as ada, hub.agent("bob") as bob:
         ping(ada, 40)
         ping(bob, 4)
         page = visitors.come(hub, VIEWER)
@@ -103,7 +103,7 @@ def test_b7_charts_have_values_for_the_pointer_and_the_keyboard(visitors: Visito
 
 
 def test_b7_on_a_phone_the_list_starts_on_the_first_screen(visitors: Visitors) -> None:
-    with running(Policy(limits={"light": "1/hour"}, alerts={"violations": 1})) as hub, hub.agent("ada") as ada:
+    with hub_server(Policy(limits={"light": "1/hour"}, alerts={"violations": 1})) as hub, hub.agent("ada") as ada:
         ping(ada, 3)
         page = visitors.come(hub, ADMIN, viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True)
         expect(card(page, "ada")).to_be_in_viewport(ratio=1)

@@ -7,7 +7,7 @@ from playwright.sync_api import Locator, expect
 from headgate import Policy
 from tests.support.agent_connections import ping
 from tests.support.browser import Visitors, agent_page, card, press, shown_page
-from tests.support.hub import ADMIN, VIEWER, running
+from tests.support.hub import ADMIN, VIEWER, hub_server
 
 # What the admin does --------------------------------------------------------------------------------------------------
 
@@ -18,7 +18,7 @@ def limits(shown: Locator) -> list[list[str]]:
 
 
 def test_b7_an_override_set_by_clicking_lifts_the_limit(visitors: Visitors) -> None:
-    with running() as hub, hub.agent("planner") as planner:
+    with hub_server() as hub, hub.agent("planner") as planner:
         page = visitors.come(hub, ADMIN)
         ping(planner, 120)
         assert planner.ask("ping")["type"] == "rate_limited"
@@ -68,7 +68,7 @@ def test_b7_an_override_set_by_clicking_lifts_the_limit(visitors: Visitors) -> N
 
 def test_b7_a_tier_of_the_policy_can_be_overridden(visitors: Visitors) -> None:
     policy = Policy(tiers=["bulk"], limits={"bulk": "2/minute"}, actions={"ws": {"ping": "bulk"}})
-    with running(policy) as hub, hub.agent("planner") as planner:
+    with hub_server(policy) as hub, hub.agent("planner") as planner:
         page = visitors.come(hub, ADMIN)
         ping(planner, 2)
         expect(card(page, "planner").locator(".usage")).to_contain_text("2 of 2 used, ws bulk")
@@ -89,7 +89,7 @@ def test_b7_a_tier_of_the_policy_can_be_overridden(visitors: Visitors) -> None:
 
 
 def test_b7_a_refusal_is_shown_beside_its_field(visitors: Visitors) -> None:
-    with running() as hub, hub.agent("planner") as planner:
+    with hub_server() as hub, hub.agent("planner") as planner:
         planner.ask("channel_subscribe", channel="general")
         page = visitors.come(hub, ADMIN)
         shown = agent_page(page, "planner")
@@ -112,7 +112,7 @@ def test_b7_a_refusal_is_shown_beside_its_field(visitors: Visitors) -> None:
 
 
 def test_b7_a_viewer_sees_everything_and_can_change_nothing(visitors: Visitors) -> None:
-    with running(Policy(limits={"light": "2/minute"})) as hub, hub.agent("planner") as planner:
+    with hub_server(Policy(limits={"light": "2/minute"})) as hub, hub.agent("planner") as planner:
         ping(planner, 5)
         page = visitors.come(hub, VIEWER)
         expect(page.get_by_role("button", name="Sign out")).to_be_visible()
@@ -126,7 +126,7 @@ def test_b7_a_viewer_sees_everything_and_can_change_nothing(visitors: Visitors) 
 
 
 def test_b7_a_visitor_without_a_token_is_asked_for_one(visitors: Visitors) -> None:
-    with running() as hub, hub.agent("planner"):
+    with hub_server() as hub, hub.agent("planner"):
         page = visitors.come(hub)
         expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
         expect(page.locator("#board")).to_be_hidden()
@@ -153,7 +153,7 @@ def test_b7_a_visitor_without_a_token_is_asked_for_one(visitors: Visitors) -> No
 
 
 def test_b7_wrong_tokens_are_limited_and_the_page_says_until_when(visitors: Visitors) -> None:
-    with running(Policy(addresses={"authentication": "1/minute"})) as hub:
+    with hub_server(Policy(addresses={"authentication": "1/minute"})) as hub:
         page = visitors.come(hub)
         page.get_by_label("Token of an admin or a viewer").fill("not-the-token-of-anybody")
         press(page, "Enter")
@@ -161,7 +161,7 @@ def test_b7_wrong_tokens_are_limited_and_the_page_says_until_when(visitors: Visi
 
 
 def test_b7_a_token_is_removed_from_the_address_at_once(visitors: Visitors) -> None:
-    with running() as hub, hub.agent("planner"):
+    with hub_server() as hub, hub.agent("planner"):
         page = visitors.come(hub, ADMIN)
         expect(card(page, "planner")).to_be_visible()
         expect(page).to_have_url(f"http://{hub}/dashboard")
@@ -175,7 +175,7 @@ def test_b7_a_token_is_removed_from_the_address_at_once(visitors: Visitors) -> N
 
 
 def test_b7_a_public_dashboard_needs_no_token_to_look(visitors: Visitors) -> None:
-    with running(public_dashboard=True) as hub, hub.agent("planner"):
+    with hub_server(public_dashboard=True) as hub, hub.agent("planner"):
         page = visitors.come(hub)
         expect(card(page, "planner")).to_be_visible()
         page.locator("#list").get_by_role("link", name="planner").click()
@@ -193,7 +193,7 @@ def test_b7_a_public_dashboard_needs_no_token_to_look(visitors: Visitors) -> Non
 
 
 def test_b7_a_dashboard_above_the_maximum_waits(visitors: Visitors) -> None:
-    with running(max_dashboards=1) as hub, hub.agent("planner"):
+    with hub_server(max_dashboards=1) as hub, hub.agent("planner"):
         first = visitors.come(hub, VIEWER)
         expect(card(first, "planner")).to_be_visible()
         second = visitors.come(hub, VIEWER)
@@ -204,7 +204,7 @@ def test_b7_a_dashboard_above_the_maximum_waits(visitors: Visitors) -> None:
 
 
 def test_b7_it_stays_away_for_as_long_as_the_hub_asks_unless_the_network_is_back(visitors: Visitors) -> None:
-    with running() as hub, hub.agent("planner"):
+    with hub_server() as hub, hub.agent("planner"):
         page = visitors.come(hub, VIEWER)
         expect(card(page, "planner")).to_be_visible()
         page.clock.install(time=0)

@@ -11,9 +11,9 @@ from pathlib import Path
 from playwright.sync_api import Page, expect
 
 from tests.support.browser import GONE, STILL, Visitors, agent_page, card, names, pass_time
-from tests.support.hub import identified
-from tests.support.hub_process import ADMIN, Program, program
-from tests.support.ports import nobody
+from tests.support.hub import agent_connection
+from tests.support.hub_process import ADMIN, HubProcess, hub_process
+from tests.support.ports import unused_port
 from tests.support.valkey import PATIENCE, wait_for
 
 CROWD = '[addresses]\nexempt = ["127.0.0.1"]\n[limits]\nlight = "20/day"\n'
@@ -21,7 +21,7 @@ CROWD = '[addresses]\nexempt = ["127.0.0.1"]\n[limits]\nlight = "20/day"\n'
 PATIENT = ("--identify-within", str(PATIENCE))
 
 
-def link(hub: Program) -> str:
+def printed_link(hub: HubProcess) -> str:
     """The link that was printed."""
     wait_for(lambda: "dashboard:" in "".join(hub.out), "the link")
     found = re.search(r"dashboard: (http://\S+)", "".join(hub.out))
@@ -30,13 +30,13 @@ def link(hub: Program) -> str:
 
 
 @contextmanager
-def load(hub: Program, agents: list[str]) -> Iterator[None]:
+def ping_load(hub: HubProcess, agents: list[str]) -> Iterator[None]:
     """Agents that send one ping after the other, until the block ends."""
     over = threading.Event()
 
     def work() -> None:
         with ExitStack() as stack:
-            wires = [stack.enter_context(identified(hub, name, token)) for name, token in tokens]
+            wires = [stack.enter_context(agent_connection(hub, name, token)) for name, token in tokens]
             while not over.is_set():
                 for wire in wires:
                     wire.say("ping")
@@ -64,8 +64,8 @@ def checks(page: Page) -> int:
 
 
 def test_b7_the_link_that_is_printed_opens_it_signed_in(visitors: Visitors, tmp_path: Path) -> None:
-    with program(tmp_path / "data", *PATIENT) as hub, identified(hub, "planner", hub.register("planner")):
-        where, _, token = link(hub).partition("#token=")
+    with hub_process(tmp_path / "data", *PATIENT) as hub, agent_connection(hub, "planner", hub.register("planner")):
+        where, _, token = printed_link(hub).partition("#token=")
         assert where == f"http://{hub}/dashboard"
         page = visitors.come(hub, token)
         expect(card(page, "planner")).to_be_visible()
@@ -79,16 +79,19 @@ def test_b7_the_link_that_is_printed_opens_it_signed_in(visitors: Visitors, tmp_
 
 
 def test_b7_it_comes_back_after_a_restart_of_the_hub(visitors: Visitors, tmp_path: Path) -> None:
-    with nobody() as port:
+    with unused_port() as port:
         there = ("--port", str(port), *PATIENT)
-        hub = Program(tmp_path / "data", *there)
+        hub = HubProcess(tmp_path / "data", *there)
         try:
             token = hub.register("planner")
             with hub.http() as http:
                 http.put("/api/admin/rate-limits/planner", json={"light": "100/day"}).raise_for_status()
             page = visitors.come(hub, ADMIN)
-            by_link = visitors.come(hub, link(hub).partition("#token=")[2])
-            with identified(hub, "planner", token) as planner, identified(hub, "gone", hub.register("gone")):
+            by_link = visitors.come(hub, printed_link(hub).partition("#token=")[2])
+            with (
+                agent_connection(hub, "planner", token) as planner,
+                agent_connection(hub, "gone", hub.register("gone")),
+            ):
                 planner.ask("ping")
                 expect(card(page, "gone")).to_be_visible()
                 for one in (page, by_link):
@@ -97,8 +100,8 @@ def test_b7_it_comes_back_after_a_restart_of_the_hub(visitors: Visitors, tmp_pat
                 for one in (page, by_link):
                     expect(one.locator("#state")).to_contain_text("Reconnecting…, last heard")
                 assert sorted(names(page)) == ["gone", "planner"]  # as it was when the hub was heard last
-            hub = Program(tmp_path / "data", *there)
-            with identified(hub, "planner", token) as planner:
+            hub = HubProcess(tmp_path / "data", *there)
+            with agent_connection(hub, "planner", token) as planner:
                 expect(page.locator("#state")).to_have_text("Live")
                 expect(card(page, "planner").locator(".usage")).to_contain_text("0 of 100 used")
                 planner.ask("ping")
@@ -111,7 +114,7 @@ def test_b7_it_comes_back_after_a_restart_of_the_hub(visitors: Visitors, tmp_pat
 
 
 def test_b7_a_silent_hub_is_treated_as_gone(visitors: Visitors, tmp_path: Path) -> None:
-    with program(tmp_path / "data") as hub:
+    with hub_process(tmp_path / "data") as hub:
         page = visitors.come(hub, ADMIN, time=STILL)
         expect(page.locator("#state")).to_have_text("Live")
 
@@ -131,10 +134,13 @@ def test_b7_a_silent_hub_is_treated_as_gone(visitors: Visitors, tmp_path: Path) 
 def test_b7_it_keeps_up_with_a_hub_under_load(visitors: Visitors, tmp_path: Path) -> None:
     (tmp_path / "headgate.toml").write_text(CROWD)
     agents = [f"agent-{number:02}" for number in range(40)]
-    with program(tmp_path / "data", "--config", str(tmp_path / "headgate.toml"), *PATIENT) as hub, hub.http() as http:
+    with (
+        hub_process(tmp_path / "data", "--config", str(tmp_path / "headgate.toml"), *PATIENT) as hub,
+        hub.http() as http,
+    ):
         page = visitors.come(hub, ADMIN)
         expect(page.get_by_role("heading", name="No agents yet")).to_be_visible()
-        with load(hub, agents):
+        with ping_load(hub, agents):
             expect(page.locator("#agents > li")).to_have_count(40)
             wait_for(lambda: checks(page) > 2000 and figure(page, "rate") > 0, "two thousand checks")
             expect(card(page, "agent-39").get_by_text("rate limited")).to_be_visible()

@@ -13,8 +13,8 @@ from structlog.testing import capture_logs
 from headgate import Policy, cli
 from headgate.cli import main
 from headgate.cli.hub_options import hub_from
-from tests.support.cli import Command, Done, StartHub
-from tests.support.hub import ADMIN, Running, running
+from tests.support.cli import Command, CommandResult, StartHub
+from tests.support.hub import ADMIN, HubServer, hub_server
 from tests.support.log_level import log_level as log_level
 from tests.support.valkey import PATIENCE
 
@@ -31,14 +31,14 @@ def headgate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     monkeypatch.setattr(cli, "build_parser", build_parser)
     monkeypatch.setattr(hub_from, "__kwdefaults__", {"viewer": False, "timeout": PATIENCE})
 
-    def run(*arguments: str) -> Done:
+    def run(*arguments: str) -> CommandResult:
         capsys.readouterr()
         code: Any
         try:
             code = main(arguments)
         except SystemExit as end:
             code = end.code
-        return Done(code, *capsys.readouterr())
+        return CommandResult(code, *capsys.readouterr())
 
     return run
 
@@ -48,7 +48,7 @@ def printed_json(headgate: Command) -> Callable[..., Any]:
     """Run a command with --json that succeeds; what it prints."""
 
     def run(*arguments: str) -> Any:
-        out = headgate(*arguments, "--json").printed()
+        out = headgate(*arguments, "--json").expect_output()
         assert out.count("\n") == 1
         assert out.isascii()
         return json.loads(out)
@@ -61,8 +61,11 @@ def running_hub(headgate: Command, monkeypatch: pytest.MonkeyPatch) -> StartHub:
     """Start a hub that the commands find."""
 
     @contextmanager
-    def start(policy: Policy | None = None, **settings: Any) -> Iterator[Running]:
-        with capture_logs(), running(policy, **settings) as hub:  # its log would stand between what the commands print
+    def start(policy: Policy | None = None, **settings: Any) -> Iterator[HubServer]:
+        with (
+            capture_logs(),
+            hub_server(policy, **settings) as hub,
+        ):  # its log would stand between what the commands print
             monkeypatch.setenv("HEADGATE_HUB", f"http://{hub}")
             yield hub
 

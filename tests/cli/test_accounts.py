@@ -2,7 +2,6 @@
 
 import csv
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from headgate import Gate, ManualClock, MemoryStore, Policy
 from headgate.cli.account_limits import amount
 from headgate.cli.answers import duration_text
 from headgate.cli.answers import seconds as seconds_text
+from tests.support.calendar_clock import calendar_clock
 from tests.support.cli import Command, StartHub
 
 pytestmark = pytest.mark.once
@@ -28,7 +28,7 @@ POLICY = Policy(
 
 @pytest.fixture
 def gate(running_hub: StartHub) -> Iterator[Gate]:
-    clock = ManualClock(1000, at=datetime(2026, 11, 17, 8, tzinfo=UTC))
+    clock = calendar_clock()
     with running_hub(POLICY, store=MemoryStore(clock=clock)) as hub:
         yield hub.hub.gate
 
@@ -49,7 +49,7 @@ def test_f1_the_tree_shows_spent_held_left_and_when_it_resets(gate: Gate, headga
 
 def test_f1_an_agent_is_shown_with_its_accounts(gate: Gate, headgate: Command) -> None:
     gate.hold("planner", {"usd": "12.5"})
-    out = headgate("agents", "planner").printed()
+    out = headgate("agents", "planner").expect_output()
     assert "account       acme/search\nholds         1 open, see headgate holds list acme/search/planner\n" in out
     assert (
         "account      resource  limit                   held  left  used\n"
@@ -64,7 +64,7 @@ def test_an_agent_whose_account_is_full_is_told_apart(gate: Gate, headgate: Comm
     assert not gate.hold("planner", {"usd": "21"})
     assert "planner  no" in headgate("agents")[1]
     assert "account-full\n" in headgate("agents")[1]
-    assert "state         not connected; an account above it is full\n" in headgate("agents", "planner").printed()
+    assert "state         not connected; an account above it is full\n" in headgate("agents", "planner").expect_output()
     gate.hold("planner", {"usd": "1"})
     assert "full" not in headgate("agents")[1] + headgate("agents", "planner")[1]
 
@@ -90,12 +90,14 @@ def test_f1_more_accounts_than_a_page_are_listed_in_order(gate: Gate, printed_js
 
 
 def test_f1_a_limit_for_a_tool_is_set_and_taken_back(gate: Gate, headgate: Command) -> None:
-    out = headgate("accounts", "set", "acme/search", "requests=5/minute", "tokens=9 in all", "--tool", "web").printed()
+    out = headgate(
+        "accounts", "set", "acme/search", "requests=5/minute", "tokens=9 in all", "--tool", "web"
+    ).expect_output()
     assert "requests by web  5/minute" in out
     assert "tokens by web    9 tokens in all" in out
-    out = headgate("accounts", "unset", "acme/search", "tokens", "--tool", "web").printed()
+    out = headgate("accounts", "unset", "acme/search", "tokens", "--tool", "web").expect_output()
     assert ("requests by web" in out, "tokens by web" in out) == (True, False)
-    out = headgate("accounts", "unset", "acme/search").printed()
+    out = headgate("accounts", "unset", "acme/search").expect_output()
     assert "by web" not in out
     assert [str(one) for one in gate.history()] == [
         (

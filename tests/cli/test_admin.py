@@ -11,29 +11,21 @@ from typing import Any
 import pytest
 import trustme
 
-from headgate import Policy
 from headgate.cli.hub_api import HubApi, HubError
 from headgate.hub.monitoring.health import Health
+from tests.support.admin import FEW
+from tests.support.agent_connections import ping_until_denied
 from tests.support.cli import Command, StartHub
-from tests.support.hub import ADMIN, VIEWER, AgentConnection, Running, hub_settings, running
-from tests.support.ports import nobody
-from tests.support.scripted_server import impostor
+from tests.support.hub import ADMIN, VIEWER, HubServer, hub_server, hub_settings
+from tests.support.ports import unused_port
+from tests.support.scripted_server import scripted_server
 from tests.support.valkey import PATIENCE
 
 pytestmark = pytest.mark.once
 
-FEW = Policy(limits={"light": "2/minute"})
 NOBODY_THERE = "expected a hub that answers, got: Connection refused; is it running? (--hub, HEADGATE_HUB)"
 NOT_A_HUB = "expected the answer of a headgate hub, got something else; is the address right?"
 A_TOKEN = "expected at least 16 printable ASCII characters without spaces"
-
-
-def use_up(wire: AgentConnection, denials: int = 1) -> None:
-    """Let an agent use its two pings, and be denied."""
-    for _ in range(2 + denials):
-        wire.say("ping")
-    while denials:
-        denials -= wire.hear()["type"] == "rate_limited"
 
 
 # What an operator asks ------------------------------------------------------------------------------------------------
@@ -43,7 +35,7 @@ def test_agents_are_listed_with_how_they_stand(running_hub: StartHub, headgate: 
     with running_hub(FEW) as hub, hub.agent("planner") as planner, hub.agent("漢字") as _:
         hub.register("away")
         hub.hub.gate.set_override("planner", "heavy", "100/minute")
-        use_up(planner, 2)
+        ping_until_denied(planner, 2)
         hub.hub.gate.add_exemption("monitor")
         assert headgate("agents") == (
             0,
@@ -59,7 +51,7 @@ def test_agents_are_listed_with_how_they_stand(running_hub: StartHub, headgate: 
 
 def test_agents_as_json_are_what_the_hub_says(running_hub: StartHub, printed_json: Callable[..., Any]) -> None:
     with running_hub(FEW) as hub, hub.agent("planner") as planner, hub.agent("漢字") as _:
-        use_up(planner)
+        ping_until_denied(planner)
         with hub.http(VIEWER) as viewer:
             assert printed_json("agents") == {"agents": viewer.get("/api/dashboard/state").json()["agents"]}
 
@@ -82,7 +74,7 @@ def test_all_agents_are_those_that_are_registered(
     running_hub: StartHub, headgate: Command, printed_json: Callable[..., Any]
 ) -> None:
     with running_hub(FEW) as hub, hub.agent("here") as here:
-        use_up(here)
+        ping_until_denied(here)
         names = [f"agent {number:03}" for number in range(120)]  # more than one page
         for name in names:
             hub.register(name)
@@ -93,7 +85,7 @@ def test_all_agents_are_those_that_are_registered(
         assert [name for name, one in found.items() if one["revoked"]] == ["agent 007"]
         assert found["agent 005"]["usage"]["remaining"] == 1
         assert found["here"]["violations"] == 1
-        out = headgate("agents", "--all").printed()
+        out = headgate("agents", "--all").expect_output()
         lines = out.splitlines()
         assert lines[6] == "agent 005  no     50%   1/2  http light         0     0     -"
         assert lines[8] == "agent 007  no      0%   2/2  ws light           0     0     -  revoked"
@@ -102,15 +94,15 @@ def test_all_agents_are_those_that_are_registered(
 def test_all_agents_are_listed_or_none(headgate: Command) -> None:
     registered = (200, {"agents": [{"agent_id": "b"}]})
     answers = {"/api/admin/agents?limit=100&after=": registered, "/api/admin/agents/b": (500, None)}
-    with impostor({"agents": []}, answers=answers) as one:
-        err = headgate("agents", "--all", "--hub", f"http://{one}").refused()
+    with scripted_server({"agents": []}, answers=answers) as one:
+        err = headgate("agents", "--all", "--hub", f"http://{one}").expect_error()
         assert err.startswith(f"http://{one}: expected the answer of a headgate hub, got HTTP status 500")
 
 
 def test_a_truncated_list_of_agents_says_so(headgate: Command) -> None:
     card = {"connected": True, "usage": None, "violations": 0, "violations_last_hour": 0, "wait_left_ms": 0}
     card |= {"exempt": False, "override": False}
-    with impostor({"agents": [{"agent_id": f"a{number}", **card} for number in range(1000)]}) as one:
+    with scripted_server({"agents": [{"agent_id": f"a{number}", **card} for number in range(1000)]}) as one:
         code, out, err = headgate("agents", "--hub", f"http://{one}")
         assert (code, out.count("\n")) == (0, 1001)
         assert err == "only the first 1,000 are listed; --all lists all\n"
@@ -141,7 +133,7 @@ def test_overrides_are_set_listed_and_removed(
         own = {"heavy": "100/minute", "light": "5/second burst 20"}
         overrides = {"planner": {"ws": own, "http": own}, "writer": {"ws": {"normal": "unlimited"}}}
         assert printed_json("override", "list") == {"overrides": overrides, "session_overrides": {}}
-        out = headgate("override", "list").printed()
+        out = headgate("override", "list").expect_output()
         assert out.splitlines()[-1] == "writer   ws       normal  unlimited"
         assert headgate("override", "remove", "planner") == (
             0,
@@ -168,7 +160,7 @@ def test_the_limit_of_sessions_has_no_channel(running_hub: StartHub, headgate: C
             "",
         )
         assert headgate("override", "list") == (0, table, "")
-        err = headgate("override", "set", "planner", "light=1/s", "session=1/s", "--channel", "ws").refused(2)
+        err = headgate("override", "set", "planner", "light=1/s", "session=1/s", "--channel", "ws").expect_error(2)
         assert err == "headgate override set: --channel: sessions have no channel: set session=… without --channel\n"
         assert headgate("override", "list") == (0, table, ""), "nothing was changed"
 
@@ -202,8 +194,8 @@ def test_violations_are_listed_and_forgotten(
     running_hub: StartHub, headgate: Command, printed_json: Callable[..., Any]
 ) -> None:
     with running_hub(FEW) as hub, hub.agent("planner") as planner, hub.agent("writer") as writer:
-        use_up(writer)
-        use_up(planner, 3)
+        ping_until_denied(writer)
+        ping_until_denied(planner, 3)
         assert headgate("violations") == (
             0,
             "agent    hour  in a row  wait  marks\nplanner     3         3   5 s\nwriter      1         1   1 s\n",
@@ -224,7 +216,7 @@ def test_violations_are_listed_and_forgotten(
 
 
 def test_the_option_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch, headgate: Command) -> None:
-    with running() as hub:
+    with hub_server() as hub:
         monkeypatch.setenv("HEADGATE_HUB", "http://127.0.0.1:1")
         assert headgate("agents", "--hub", f"http://{hub}/")[0] == 0
         assert headgate("violations", "--hub", f"http://{hub}", "reset", "a")[0] == 0
@@ -283,7 +275,7 @@ def test_a_token_that_cannot_be_one_is_refused_and_not_shown(
         1, "", f"{file}: expected a file with a token, got: binary data\n",
     )  # fmt: skip
     for absent in ("~nobody-has-this-name/token", str(tmp_path), "x" * 5000):
-        err = headgate("agents", "--token-file", absent).refused()
+        err = headgate("agents", "--token-file", absent).expect_error()
         assert err.startswith(f"{absent}: expected a file with a token, got: ")
     assert headgate("agents", "--token-file", "/dev/zero") == (1, "", f"the file /dev/zero: {A_TOKEN}\n")
     file.write_text("secret\r\nX-Evil: 1, and long enough")
@@ -299,7 +291,7 @@ def test_a_token_that_cannot_be_one_is_refused_and_not_shown(
     ("option", "name"), [("--token", "ADMIN"), ("--admin-token", "ADMIN"), ("--viewer-token", "VIEWER")]
 )
 def test_a_token_is_no_option(headgate: Command, verb: list[str], option: str, name: str) -> None:
-    err = headgate(*verb, option, "a-secret").refused(2)
+    err = headgate(*verb, option, "a-secret").expect_error(2)
     where = f"HEADGATE_{name}_TOKEN or in the file of --token-file"
     assert err.endswith(f"error: {option}: expected in {where}, not on the command line, where others see it\n")
     assert "a-secret" not in err
@@ -313,7 +305,9 @@ def test_a_token_is_no_option(headgate: Command, verb: list[str], option: str, n
 )  # fmt: skip
 def test_an_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, headgate: Command, url: str) -> None:
     expected = f"expected a URL such as http://127.0.0.1:8080, got {url!r}\n"
-    assert headgate("agents", "--hub", url).refused(2).endswith(f"headgate agents: error: argument --hub: {expected}")
+    assert (
+        headgate("agents", "--hub", url).expect_error(2).endswith(f"headgate agents: error: argument --hub: {expected}")
+    )
     if url:
         monkeypatch.setenv("HEADGATE_HUB", url)
         assert headgate("agents") == (1, "", f"HEADGATE_HUB: {expected}")
@@ -322,7 +316,7 @@ def test_an_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, hea
 def test_a_proxy_is_used_for_remote_hubs_only(
     running_hub: StartHub, monkeypatch: pytest.MonkeyPatch, headgate: Command
 ) -> None:
-    with running_hub(FEW) as hub, impostor({"agents": []}) as proxy:
+    with running_hub(FEW) as hub, scripted_server({"agents": []}) as proxy:
         monkeypatch.setenv("http_proxy", f"http://{proxy}")
         for host in ("127.0.0.1", "localhost"):
             assert headgate("exempt", "list", "--hub", f"http://{host}:{str(hub).rpartition(':')[2]}")[0] == 0
@@ -336,8 +330,8 @@ def test_tls_needs_a_trusted_certificate(monkeypatch: pytest.MonkeyPatch, headga
     certificate, trusted = tmp_path / "certificate.pem", tmp_path / "authority.pem"
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(certificate))
     authority.cert_pem.write_to_path(str(trusted))
-    with running(tls_certificate=certificate) as hub:
-        err = headgate("exempt", "list", "--hub", f"https://{hub}").refused()
+    with hub_server(tls_certificate=certificate) as hub:
+        err = headgate("exempt", "list", "--hub", f"https://{hub}").expect_error()
         assert err.startswith(f"https://{hub}: expected a trusted certificate, got: ")
         assert err.endswith("; SSL_CERT_FILE names a file with trusted authorities\n")
         monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
@@ -387,7 +381,7 @@ EVERY = [
 
 
 def test_the_store_of_a_hub_of_another_version_is_no_traceback(headgate: Command) -> None:
-    with impostor({"store": "ok"}) as one:
+    with scripted_server({"store": "ok"}) as one:
         assert headgate("store", "--hub", f"http://{one}") == (1, "", f"http://{one}: {NOT_A_HUB}\n")
 
 
@@ -396,7 +390,7 @@ def test_an_outage_of_the_store_tells_its_address_without_the_password(
     away: bool, headgate: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = "redis+cluster://10.0.0.5:6379,10.0.0.6"
-    hub = Running(hub_settings(store=f"{address.replace('://', '://me:secret@')}/0?password=more"))
+    hub = HubServer(hub_settings(store=f"{address.replace('://', '://me:secret@')}/0?password=more"))
     try:
         monkeypatch.setattr(Health, "store", "away" if away else "ok")
         code, out, _ = headgate("store", "--hub", f"http://{hub}")
@@ -414,20 +408,23 @@ def test_every_command_says_what_is_wrong_with_its_hub(headgate: Command, verb: 
     def refused(hub: object, text: str) -> None:
         assert headgate(*verb, "--hub", f"http://{hub}") == (undecided, "", f"{prefix}http://{hub}: {text}\n")
 
-    with nobody() as port:
+    with unused_port() as port:
         refused(f"127.0.0.1:{port}", NOBODY_THERE)
     bodies: list[Any] = [b"<html>", b"[]", b"\xff", {}, {"agents": 5, "overrides": [5], "override": 5}]
     for body in bodies:
-        with impostor(body) as one:
+        with scripted_server(body) as one:
             refused(one, NOT_A_HUB)
-    with impostor({"error": "internal", "detail": "the hub\x1b[2Jmade\na mistake"}, status=500) as one:
+    with scripted_server({"error": "internal", "detail": "the hub\x1b[2Jmade\na mistake"}, status=500) as one:
         refused(one, "the hub\\x1b[2Jmade; a mistake")
-    with impostor(b"Bad gateway", status=502) as one:
+    with scripted_server(b"Bad gateway", status=502) as one:
         refused(one, "expected the answer of a headgate hub, got HTTP status 502; is the address right?")
 
 
 def test_a_token_does_not_follow_a_redirect(headgate: Command) -> None:
-    with impostor({"agents": []}) as thief, impostor(status=307, headers={"Location": f"http://{thief}/"}) as one:
+    with (
+        scripted_server({"agents": []}) as thief,
+        scripted_server(status=307, headers={"Location": f"http://{thief}/"}) as one,
+    ):
         text = f"http://{one}: expected an answer, got a redirect to http://{thief}/; set that as --hub\n"
         assert headgate("exempt", "list", "--hub", f"http://{one}") == (1, "", text)
         assert thief.asked == []
@@ -435,7 +432,7 @@ def test_a_token_does_not_follow_a_redirect(headgate: Command) -> None:
 
 def test_a_hub_that_does_not_answer_is_away() -> None:
     released = threading.Event()
-    with impostor({}, before=lambda _: released.wait(PATIENCE)) as one:
+    with scripted_server({}, before=lambda _: released.wait(PATIENCE)) as one:
         with pytest.raises(HubError, match=r"got: no answer within 0\.2 s; is it running\?") as caught:
             HubApi(f"http://{one}", "a token", "", timeout=0.2).request("GET", "/")
         released.set()
@@ -470,7 +467,7 @@ def test_a_name_cannot_move_the_cursor_or_forge_a_line(headgate: Command) -> Non
     usage = {"channel": "w\ns", "tier": "\x1b", "used": 0.5, "remaining": 1, "capacity": 2}
     card = {"agent_id": evil, "connected": True, "usage": usage, "violations": 0, "violations_last_hour": 0}
     card |= {"wait_left_ms": 0, "exempt": False, "override": False}
-    with impostor({"agents": [card], "overrides": {evil: {"w\ns": {"li\nght": "1\n/s"}}}}) as one:
+    with scripted_server({"agents": [card], "overrides": {evil: {"w\ns": {"li\nght": "1\n/s"}}}}) as one:
         for verb in (
             ["agents"],
             ["violations"],
@@ -478,9 +475,9 @@ def test_a_name_cannot_move_the_cursor_or_forge_a_line(headgate: Command) -> Non
             ["override", "list", "--json"],
             ["agents", "--json"],
         ):
-            out = headgate(*verb, "--hub", f"http://{one}").printed()
+            out = headgate(*verb, "--hub", f"http://{one}").expect_output()
             assert all(line.isprintable() for line in out.split("\n"))
             assert len(out.splitlines()) == (1 if "--json" in verb else 2)
             assert "--json" in verb or out.splitlines()[1].startswith(shown)
-    with impostor({"agents": [evil]}) as one:
+    with scripted_server({"agents": [evil]}) as one:
         assert headgate("exempt", "list", "--hub", f"http://{one}") == (0, f"{shown}\n", "")

@@ -8,9 +8,9 @@ from headgate.cli import build_parser
 from headgate.hub.agents.names import DOTS, RESERVED, check_path_name
 from headgate.hub.api.routes import ROUTES
 from headgate.hub.api.routing import Router
-from tests.support.cli import Command, StartHub, leaves
+from tests.support.cli import Command, StartHub, leaf_commands
 from tests.support.hub import ADMIN
-from tests.support.scripted_server import impostor
+from tests.support.scripted_server import scripted_server
 
 pytestmark = pytest.mark.once
 
@@ -54,7 +54,9 @@ def test_the_reserved_names_are_those_of_the_route_table() -> None:
 
 
 def test_every_command_that_takes_a_name_is_in_the_table() -> None:
-    named = {command for command, actions in leaves(build_parser()) if any(one.metavar == "AGENT" for one in actions)}
+    named = {
+        command for command, actions in leaf_commands(build_parser()) if any(one.metavar == "AGENT" for one in actions)
+    }
     assert {command.partition(" --")[0] for command in (*BESIDE_ROUTES, *EXISTING)} == named - {
         "check"
     }  # which has it in its body
@@ -62,9 +64,9 @@ def test_every_command_that_takes_a_name_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("name", HIDDEN)
 def test_a_name_that_is_another_path_is_refused_and_nothing_is_sent(headgate: Command, name: str) -> None:
-    with impostor({}) as one:
+    with scripted_server({}) as one:
         for command, arguments in (BESIDE_ROUTES | (EXISTING if name in DOTTED else {})).items():
-            err = headgate(*command.split(), "--hub", f"http://{one}", "--", name, *arguments).refused(2)
+            err = headgate(*command.split(), "--hub", f"http://{one}", "--", name, *arguments).expect_error(2)
             expected = "expected a name without the parts ., .., defaults, whitelist, which the hub uses in its paths"
             if command in EXISTING:
                 expected = "expected a name without the parts . and .., which lead to another path"
@@ -106,7 +108,7 @@ def test_every_other_name_leads_to_its_agent(running_hub: StartHub, headgate: Co
             hub.register(name)
 
             def run(command: str, *more: str, name: str = name) -> None:
-                _ = headgate(*command.split(), "--json", "--", name, *more).printed()
+                _ = headgate(*command.split(), "--json", "--", name, *more).expect_output()
 
             run("override set", "heavy=1/minute")
             assert list(gate.effective.overrides) == [name]
@@ -134,7 +136,7 @@ def test_b8_whatever_agent_there_is_can_be_stopped(
             token = hub.register(name)
 
         def run(command: str, *more: str) -> str:
-            return headgate(*command.split(), "--json", "--", name, *more).printed()
+            return headgate(*command.split(), "--json", "--", name, *more).expect_output()
 
         with hub.agent(name, token):
             assert json.loads(run("agents"))["agent_id"] == name
@@ -165,4 +167,4 @@ def test_an_agent_that_was_registered_before_its_name_was_reserved_still_works(
             assert headgate("check", "defaults", "--tier", "heavy")[0] == 0
             assert "\ndefaults  yes " in headgate("agents", "--all")[1]
         hub.hub.gate.check("other", "ws", "light")
-        assert "defaults" in headgate("agents", "--all").printed()
+        assert "defaults" in headgate("agents", "--all").expect_output()

@@ -14,9 +14,9 @@ import headgate as package
 from headgate import Policy, RedisStore
 from headgate._version import VERSION
 from headgate.limits import decision
-from tests.support.cli import PACKAGES, Command, run
-from tests.support.ports import nobody
-from tests.support.valkey import PATIENCE, Server
+from tests.support.cli import PACKAGES, Command, run_command
+from tests.support.ports import unused_port
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 pytestmark = [pytest.mark.long, pytest.mark.once]
 
@@ -28,14 +28,14 @@ BY_ONE = ["Limiter.check, allow", "Limiter.check, deny", "Gate.check, allow", "G
 
 
 def test_bench_measures_this_machine(headgate: Command) -> None:
-    first, titles, *rows = headgate("bench", "--seconds", "0.01").printed().splitlines()
+    first, titles, *rows = headgate("bench", "--seconds", "0.01").expect_output().splitlines()
     assert first.startswith(f"headgate {VERSION} (")
     assert re.fullmatch(r"1000 keys in turn, memory +ns a check +best +checks a second", titles)
     assert [re.sub(r"( +[\d,]+){3}", "", row) for row in rows] == [*BY_ONE, "Limiter.check, allow, 8 threads together"]
 
 
 def test_bench_measures_a_server_and_leaves_nothing_there_for_ever(
-    redis_server: Server, printed_json: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    redis_server: ValkeyServer, printed_json: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def patient(url: str, **options: Any) -> RedisStore:
         return RedisStore(url, **options | {"timeout": PATIENCE})
@@ -58,8 +58,8 @@ def test_bench_measures_a_server_and_leaves_nothing_there_for_ever(
 
 
 def test_bench_without_a_server_says_so(headgate: Command) -> None:
-    with nobody() as port:
-        err = headgate("bench", "--store", f"redis://127.0.0.1:{port}").refused()
+    with unused_port() as port:
+        err = headgate("bench", "--store", f"redis://127.0.0.1:{port}").expect_error()
     assert err.startswith("store: expected a Redis or Valkey server that answers, got Connection")
 
 
@@ -78,7 +78,7 @@ def test_bench_without_a_server_says_so(headgate: Command) -> None:
     ],
 )
 def test_bash_completes(typed: str, offered: list[str], headgate: Command, tmp_path: Path) -> None:
-    (tmp_path / "completion").write_text(headgate("completion", "bash").printed())
+    (tmp_path / "completion").write_text(headgate("completion", "bash").expect_output())
     (tmp_path / "example.toml").touch()
     typing = f"""
 source ./completion
@@ -93,7 +93,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 @pytest.mark.parametrize(("shell", "begins"), [("zsh", "#compdef headgate"), ("tcsh", "# AUTOMATICALLY GENERATED")])
 def test_other_shells_have_a_script_too(shell: str, begins: str, headgate: Command) -> None:
-    out = headgate("completion", shell).printed()
+    out = headgate("completion", shell).expect_output()
     assert out.startswith(begins)
     assert all(word in out for word in ("override", "violations", "bench"))
     assert "admin-token" not in out.replace("admin-token-file", "")
@@ -109,7 +109,7 @@ def test_a_policy_can_be_read_as_json(tmp_path: Path, headgate: Command, printed
     assert printed_json("policy", "check", str(file)) == {"file": str(file), "changes": changes}
     assert Policy(**printed_json("policy", "show", str(file))) == Policy.load(file)
     file.write_text("[")
-    headgate("policy", "check", str(file), "--json").refused()
+    headgate("policy", "check", str(file), "--json").expect_error()
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +142,6 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_without_the_extra_it_says_what_to_install(bare: Path, arguments: list[str], code: int, text: str) -> None:
     program = f"import sys; sys.path.insert(0, {str(bare)!r}); from headgate.cli import main; sys.exit(main())"
     command = [sys.executable, "-I", "-S", "-c", program]
-    result = run(*arguments, command=command, more={"HEADGATE_ADMIN_TOKEN": "a-token-of-the-tests"})
+    result = run_command(*arguments, command=command, more={"HEADGATE_ADMIN_TOKEN": "a-token-of-the-tests"})
     assert (result.returncode, result.stdout) == (code, "")
     assert re.fullmatch(text, result.stderr.strip())

@@ -17,10 +17,11 @@ from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy, RedisStore
 from headgate.cli import check as module
 from headgate.http import describe_decision
 from tests.support.cli import Command, StartHub
-from tests.support.hub import ADMIN, VIEWER, Running
-from tests.support.ports import nobody
-from tests.support.scripted_server import impostor
-from tests.support.valkey import PATIENCE, Server
+from tests.support.hub import ADMIN, VIEWER, HubServer
+from tests.support.hub_answers import verdict
+from tests.support.ports import unused_port
+from tests.support.scripted_server import scripted_server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 pytestmark = pytest.mark.once
 
@@ -37,16 +38,6 @@ def check(headgate: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
     monkeypatch.setattr(module, "_TIMEOUT", PATIENCE)
     monkeypatch.setattr(module, "_WITHIN", 2 * PATIENCE)
     return partial(headgate, "check")
-
-
-def verdict(**different: Any) -> dict[str, Any]:
-    """What --json prints of a check of the tier light that leaves one token, with some differences."""
-    ordinary = {
-        "agent_id": "planner", "channel": "ws", "tier": "light", "outcome": "allow", "remaining": 1, "capacity": 2,
-        "limit": "2/minute", "retry_after_ms": 0, "exempt": False, "violations": 0, "would_be": None,
-        "degraded": False,
-    }  # fmt: skip
-    return ordinary | different
 
 
 DENIED = verdict(outcome="deny", remaining=0, retry_after_ms=30_000, violations=1)
@@ -122,7 +113,7 @@ def test_a_limit_in_shadow_mode_shows_the_outcome_it_would_have_had(running_hub:
 def test_a_hub_whose_store_is_away_decides_nothing(check: Command) -> None:
     away = "the hub's store is away, so the hub doesn't know what was used elsewhere"
     for outcome in ("allow", "warn", "deny"):
-        with impostor(verdict(outcome=outcome, degraded=True)) as one:
+        with scripted_server(verdict(outcome=outcome, degraded=True)) as one:
             text = f"headgate check: undecided: http://{one}: {away}\n"
             for more in ([], ["--json"], ["--peek"]):
                 assert check("planner", "--tier", "light", "--hub", f"http://{one}", *more) == (3, "", text)
@@ -133,8 +124,8 @@ def test_an_answer_that_is_none_is_no_decision(check: Command, broken: dict[str,
     answer = verdict(**broken)
     if broken == {"limit": 5}:
         del answer["limit"]
-    with impostor(answer) as one:
-        err = check("planner", "--tier", "light", "--hub", f"http://{one}", "--json").refused(3)
+    with scripted_server(answer) as one:
+        err = check("planner", "--tier", "light", "--hub", f"http://{one}", "--json").expect_error(3)
         assert err.startswith(
             f"headgate check: undecided: http://{one}: expected the answer of a headgate hub, got something else"
         )
@@ -179,7 +170,7 @@ def test_options_that_do_not_go_together_are_refused(check: Command, arguments: 
     ],
 )  # fmt: skip
 def test_arguments_that_cannot_be_read_are_refused(check: Command, arguments: list[str], text: str) -> None:
-    err = check(*arguments).refused(2)
+    err = check(*arguments).expect_error(2)
     assert err.splitlines()[-1] == f"headgate check: error: {text}"
 
 
@@ -200,7 +191,7 @@ def test_a_request_the_hub_rejects_is_a_usage_error_and_a_refused_token_is_not(
         refused = "this needs the token of the admin; got the token from HEADGATE_ADMIN_TOKEN"
         assert check(*light) == (3, "", f"headgate check: undecided: http://{hub}: {refused}\n")
         monkeypatch.delenv("HEADGATE_ADMIN_TOKEN")
-        err = check(*light).refused(3)
+        err = check(*light).expect_error(3)
         assert err.startswith("headgate check: undecided: the hub requires a token: set HEADGATE_ADMIN_TOKEN, ")
         assert hub.hub.stats.outcomes() == {"allow": 0, "warn": 0, "deny": 0, "exempt": 0}
 
@@ -216,14 +207,14 @@ def agent() -> str:
 
 def test_an_invalid_request_that_no_hub_has_read_is_undecided(check: Command) -> None:
     page = b"<html>400 The plain HTTP request was sent to HTTPS port</html>"
-    with impostor(page, status=400) as one:
-        err = check("a", "--tier", "light", "--hub", f"http://{one}").refused(3)
+    with scripted_server(page, status=400) as one:
+        err = check("a", "--tier", "light", "--hub", f"http://{one}").expect_error(3)
         text = "expected the answer of a headgate hub, got HTTP status 400; is the address right?"
         assert err == f"headgate check: undecided: http://{one}: {text}\n"
 
 
 def test_a_server_decides_as_the_gates_on_it_do(
-    check: Command, redis_server: Server, tmp_path: Path, agent: str
+    check: Command, redis_server: ValkeyServer, tmp_path: Path, agent: str
 ) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limits]\nlight = "2/day"\n')  # nothing comes back while the test runs
@@ -250,12 +241,12 @@ def test_a_server_decides_as_the_gates_on_it_do(
         gate.remove_override(agent)
 
 
-def test_without_a_policy_the_defaults_hold(check: Command, redis_server: Server, agent: str) -> None:
+def test_without_a_policy_the_defaults_hold(check: Command, redis_server: ValkeyServer, agent: str) -> None:
     told = check(agent, "--tier", "heavy", "--store", redis_server.url)
     assert told == (0, "allow: ws heavy, 10/minute: 9 of 10 left\n", "")
 
 
-def test_with_a_limit_any_key_can_be_checked(check: Command, redis_server: Server, agent: str) -> None:
+def test_with_a_limit_any_key_can_be_checked(check: Command, redis_server: ValkeyServer, agent: str) -> None:
     key = f"{agent}\n\x1b[2J"
     with RedisStore(redis_server.url, timeout=PATIENCE) as store, Limiter("3/hour", store=store) as limiter:
         by_key = (key, "--limit", "3/hour", "--store", redis_server.url)
@@ -282,15 +273,15 @@ def test_with_a_limit_any_key_can_be_checked(check: Command, redis_server: Serve
     ],
 )
 def test_invalid_arguments_for_a_server_are_usage_errors(
-    check: Command, redis_server: Server, arguments: list[str], text: str
+    check: Command, redis_server: ValkeyServer, arguments: list[str], text: str
 ) -> None:
     assert check("a", *arguments, "--store", redis_server.url) == (2, "", f"headgate check: {text}\n")
 
 
 def test_a_server_that_is_away_decides_nothing(check: Command, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING), nobody() as port:
+    with caplog.at_level(logging.WARNING), unused_port() as port:
         for what in (["--tier", "light"], ["--limit", "1/s"]):
-            err = check("a", *what, "--store", f"redis://127.0.0.1:{port}").refused(3)
+            err = check("a", *what, "--store", f"redis://127.0.0.1:{port}").expect_error(3)
             assert err.startswith(
                 "headgate check: undecided: store: expected a Redis or Valkey server that answers, got Connection"
             )
@@ -298,7 +289,7 @@ def test_a_server_that_is_away_decides_nothing(check: Command, caplog: pytest.Lo
 
 
 @contextmanager
-def cut_off(server: Server, at: bytes) -> Iterator[str]:
+def cutting_proxy(server: ValkeyServer, at: bytes) -> Iterator[str]:
     """The URL of a server whose connections end for good as soon as somebody says something to it."""
     ended = threading.Event()
 
@@ -341,8 +332,8 @@ def cut_off(server: Server, at: bytes) -> Iterator[str]:
             thread.join()
 
 
-def test_a_server_that_goes_away_in_the_middle_decides_nothing(check: Command, redis_server: Server) -> None:
-    with cut_off(redis_server, b"a-key-to-stop-at") as url:
+def test_a_server_that_goes_away_in_the_middle_decides_nothing(check: Command, redis_server: ValkeyServer) -> None:
+    with cutting_proxy(redis_server, b"a-key-to-stop-at") as url:
         told = check("a-key-to-stop-at", "--limit", "1/s", "--store", url)
         assert told == (3, "", "headgate check: undecided: the server went away before the decision\n")
 
@@ -355,7 +346,7 @@ def test_the_wait_is_rounded_up_to_a_millisecond() -> None:
 
 
 def test_a_hub_and_a_server_answer_alike(
-    running_hub: StartHub, check: Command, redis_server: Server, tmp_path: Path, agent: str
+    running_hub: StartHub, check: Command, redis_server: ValkeyServer, tmp_path: Path, agent: str
 ) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limits]\nheavy = "10/day"\n')  # time stands still at the hub only
@@ -375,7 +366,7 @@ def test_it_counts_for_a_running_hub_as_the_agents_own_requests_do(running_hub: 
         assert wire.ask("status")["type"] == "rate_limited"  # its tier is light too
 
 
-def outcomes(hub: Running) -> dict[str, int]:
+def outcomes(hub: HubServer) -> dict[str, int]:
     with hub.http(ADMIN) as admin:
         found: dict[str, int] = admin.get("/api/metrics").json()["checks"]
         return found

@@ -9,7 +9,7 @@ import pytest
 
 from headgate import ManualClock
 from headgate.cli import block, build_parser
-from tests.support.cli import Command, StartHub, leaves
+from tests.support.cli import Command, StartHub, leaf_commands
 
 pytestmark = pytest.mark.once
 
@@ -19,7 +19,7 @@ ELSEWHERE = ("serve", "replay")  # these have pages of their own
 EVERYWHERE = ("--help", "-h", "--json", "--hub", "--token-file")
 
 
-COMMANDS = dict(leaves(build_parser()))
+COMMANDS = dict(leaf_commands(build_parser()))
 
 
 def section(command: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from headgate.cli import build_parser
 from headgate.cli.fish_completion import fish_script
-from tests.support.cli import Command, leaves
+from tests.support.cli import Command, leaf_commands
 
 pytestmark = pytest.mark.once
 
@@ -44,7 +44,7 @@ def test_a_completion_is_one_line_of_words(parser: argparse.ArgumentParser) -> N
 
 def test_every_command_and_option_is_offered() -> None:
     lines = "\n".join(completions(fish_script(build_parser())))
-    for command, actions in leaves(build_parser()):
+    for command, actions in leaf_commands(build_parser()):
         *above, last = command.split()
         assert f"__headgate_at \\'{' '.join(above)}\\'' -a '{last}' -d " in lines
         for name in [name for one in actions if one.help is not argparse.SUPPRESS for name in one.option_strings]:
@@ -93,7 +93,7 @@ def offered(folder: Path, script: str, typed: str) -> list[str]:
 )
 def test_fish_completes(typed: str, words: list[str], headgate: Command, tmp_path: Path) -> None:
     (tmp_path / "example.toml").touch()
-    script = headgate("completion", "fish").printed()
+    script = headgate("completion", "fish").expect_output()
     assert [line.partition("\t")[0] for line in offered(tmp_path, script, f"headgate {typed}")] == words
 
 

@@ -18,9 +18,9 @@ import trustme
 from headgate.cli import build_parser, check, hub_api
 from headgate.cli.hub_api import HubApi, HubError
 from headgate.cli.hub_options import hub_from
-from tests.support.cli import Command, leaves
+from tests.support.cli import Command, leaf_commands
 from tests.support.hub_answers import ANSWERS, CARD
-from tests.support.scripted_server import impostor
+from tests.support.scripted_server import scripted_server
 from tests.support.valkey import PATIENCE
 
 pytestmark = [pytest.mark.long, pytest.mark.once]
@@ -56,15 +56,15 @@ ODD = ['"nan"', '"1e400"', '"\\ud800"', "null", "true", "-1", "[[]]", '{"a": {"a
 NOT_A_HUB = "expected the answer of a headgate hub, got something else; is the address right?"
 
 
-def marked(value: Any) -> Iterator[Any]:
+def values_with_mark(value: Any) -> Iterator[Any]:
     """A JSON value with a mark in place of each of its parts in turn, the whole included."""
     yield MARK
     if isinstance(value, dict):
         for name, part in value.items():
-            yield from ({**value, name: one} for one in marked(part))
+            yield from ({**value, name: one} for one in values_with_mark(part))
     elif isinstance(value, list):
         for place, part in enumerate(value):
-            yield from ([*value[:place], one, *value[place + 1 :]] for one in marked(part))
+            yield from ([*value[:place], one, *value[place + 1 :]] for one in values_with_mark(part))
 
 
 def fill(template: Any, text: str) -> bytes:
@@ -86,7 +86,7 @@ def hub() -> Iterator[Hub]:
         def get(self, _path: str, _default: Any = None) -> Any:
             return 200, answers["now"]
 
-    with impostor(answers=Answers()) as one:
+    with scripted_server(answers=Answers()) as one:
         yield Hub(one, lambda body: answers.update(now=body))
 
 
@@ -99,7 +99,7 @@ def refusal(command: str, hub: str, text: str) -> tuple[int, str, str]:
 
 def test_every_command_that_calls_a_hub_is_in_the_table() -> None:
     calling = {
-        name for name, actions in leaves(build_parser()) if any("--hub" in one.option_strings for one in actions)
+        name for name, actions in leaf_commands(build_parser()) if any("--hub" in one.option_strings for one in actions)
     }
     assert calling == {*ANSWERS, "top"} - {"agents AGENT"}
 
@@ -135,7 +135,7 @@ def test_an_answer_that_goes_on_after_the_largest_is_none(
 
 @pytest.mark.parametrize("command", ANSWERS)
 def test_an_answer_that_is_wrong_in_one_place_is_no_traceback(headgate: Command, hub: Hub, command: str) -> None:
-    for number, template in enumerate(marked(ANSWERS[command][1])):
+    for number, template in enumerate(values_with_mark(ANSWERS[command][1])):
         for text in [ODD[(number + more) % len(ODD)] for more in range(0, len(ODD), 3)]:
             hub.answer(fill(template, text))
             code, out, err = headgate(*words(command), "--hub", hub.url)
@@ -166,7 +166,7 @@ def test_top_survives_any_answer(hub: Hub) -> None:
     hub.answer(json.dumps(STATE).encode())
     assert api.status().agents[0].name == "a"
     texts = [*ABSURD.values(), *ODD]
-    for number, template in enumerate(marked(STATE)):
+    for number, template in enumerate(values_with_mark(STATE)):
         for text in (texts[number % len(texts)], ODD[number % len(ODD)], '"nan"'):
             hub.answer(fill(template, text))
             with suppress(HubError):
@@ -188,7 +188,7 @@ def test_pages_that_go_nowhere_end(headgate: Command, names: list[str]) -> None:
             asked += "after=" in path
             return 200, page if asked < 10 else {"agents": []}  # whoever goes on for long comes to an end here
 
-    with impostor(answers=Pages()) as one:
+    with scripted_server(answers=Pages()) as one:
         found = headgate("agents", "--all", "--hub", f"http://{one}")
         assert found == refusal("agents", f"http://{one}", NOT_A_HUB)
         assert asked < 3
@@ -206,7 +206,7 @@ def test_pages_that_never_end_are_bounded(headgate: Command, monkeypatch: pytest
             pages += 1
             return 200, {"agents": [{"agent_id": f"\ud800{pages:09}{number}"} for number in range(10)]}
 
-    with impostor(answers=Endless()) as one:
+    with scripted_server(answers=Endless()) as one:
         text = "expected at most 25 agents, got more"
         assert headgate("agents", "--all", "--hub", f"http://{one}") == (1, "", f"http://{one}: {text}\n")
     assert pages == 3
@@ -283,7 +283,7 @@ def test_time_is_bounded_over_tls_too(monkeypatch: pytest.MonkeyPatch, tmp_path:
     def secured(connection: socket.socket) -> None:
         with context.wrap_socket(connection, server_side=True) as secure:
             secure.recv(65536)
-            drip(secure, **DRIPS["the body"])
+            send_slowly(secure, **DRIPS["the body"])
 
     def mute(connection: socket.socket) -> None:
         while connection.recv(65536):
@@ -295,7 +295,7 @@ def test_time_is_bounded_over_tls_too(monkeypatch: pytest.MonkeyPatch, tmp_path:
             HubApi(url.replace("http:", "https:"), "a token", "", timeout=0.5).exemptions()
 
 
-def drip(connection: socket.socket, *, begin: bytes, more: bytes, end: bytes) -> None:
+def send_slowly(connection: socket.socket, *, begin: bytes, more: bytes, end: bytes) -> None:
     """Send something now and then, often enough for every single read, and in the end all that was missing."""
     connection.sendall(begin)
     deadline = time.monotonic() + 3
@@ -321,7 +321,7 @@ DRIPS = {
 
 @pytest.mark.parametrize("parts", DRIPS.values(), ids=DRIPS)
 def test_a_request_is_bounded_in_time_as_a_whole(parts: dict[str, bytes]) -> None:
-    with raw_server(lambda connection: drip(connection, **parts)) as url, pytest.raises(HubError) as caught:
+    with raw_server(lambda connection: send_slowly(connection, **parts)) as url, pytest.raises(HubError) as caught:
         HubApi(url, "a token", "", timeout=0.3).exemptions()
     if parts["begin"].startswith(BAD):  # its status says enough
         assert str(caught.value).endswith("got HTTP status 500; is the address right?")
@@ -341,7 +341,7 @@ def test_ten_seconds_is_the_bound_that_the_docs_name() -> None:
 @pytest.mark.parametrize("command", ["exempt list", "check"])
 def test_a_slow_answer_is_none(headgate: Command, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setattr(hub_from, "__kwdefaults__", {"viewer": False, "timeout": 0.3})
-    with raw_server(lambda connection: drip(connection, **DRIPS["a header"])) as url:
+    with raw_server(lambda connection: send_slowly(connection, **DRIPS["a header"])) as url:
         text = "expected a hub that answers, got: no answer within 0.3 s; is it running? (--hub, HEADGATE_HUB)"
         assert headgate(*words(command), "--hub", url) == refusal(command, url, text)
 
@@ -352,7 +352,7 @@ def test_a_slow_answer_is_none(headgate: Command, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.long
 def test_a_server_that_answers_by_drips_decides_nothing(headgate: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "_WITHIN", 0.5)
-    with raw_server(lambda connection: drip(connection, begin=b"+", more=b"a", end=b"\r\n")) as url:
+    with raw_server(lambda connection: send_slowly(connection, begin=b"+", more=b"a", end=b"\r\n")) as url:
         store = url.replace("http:", "redis:")
         text = "--store: expected a server that decides, got no decision within 0.5 s"
         expected = (3, "", f"headgate check: undecided: {text}\n")

@@ -16,7 +16,16 @@ from headgate import Policy
 from headgate._version import VERSION
 from headgate.cli import build_parser
 from headgate.hub.settings import HubSettings, flag
-from tests.support.cli import DEADLINE, MODULE, PACKAGES, Command, Terminal, on_terminal, run, running
+from tests.support.cli import (
+    DEADLINE,
+    MODULE,
+    PACKAGES,
+    Command,
+    Terminal,
+    command_process,
+    run_command,
+    run_on_terminal,
+)
 
 pytestmark = pytest.mark.once
 
@@ -34,17 +43,17 @@ def _commands() -> list[str]:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_version_says_whether_it_is_compiled(command: list[str]) -> None:
     how = "plain Python: not compiled" if headgate.limits.decision.__file__.endswith(".py") else "compiled"
-    result = run("--version", command=command)
+    result = run_command("--version", command=command)
     assert (result.stdout, result.stderr, result.returncode) == (f"headgate {VERSION} ({how})\n", "", 0)
 
 
 def test_version_from_the_source_says_plain_python() -> None:
-    result = run("--version", packages=SOURCE)
+    result = run_command("--version", packages=SOURCE)
     assert result.stdout == f"headgate {VERSION} (plain Python: not compiled)\n"
 
 
 def test_without_arguments_the_commands_are_listed() -> None:
-    result = run()
+    result = run_command()
     assert (result.returncode, result.stderr) == (0, "")
     assert re.search(r"^ +demo +watch simulated agents", result.stdout, re.MULTILINE)
     assert re.search(r"^ +serve +start a hub", result.stdout, re.MULTILINE)
@@ -195,7 +204,7 @@ NAME = "error: argument AGENT: expected 1 to 128 printable characters, got"
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(arguments: list[str], text: str, headgate: Command) -> None:
-    err = headgate(*arguments).refused(2)
+    err = headgate(*arguments).expect_error(2)
     *usage, error = err.splitlines()
     assert usage[0].startswith("usage: headgate")
     assert all(line.startswith(" ") for line in usage[1:])
@@ -225,13 +234,13 @@ def test_arguments_that_do_not_go_together_are_refused(arguments: list[str], tex
 
 
 def test_bad_arguments_of_the_program_give_the_same_error() -> None:
-    result = run("dmeo")
+    result = run_command("dmeo")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.splitlines()[-1] == f"headgate: error: unknown command 'dmeo'; the commands are: {ALL}"
 
 
 def test_serve_help_describes_every_option_and_its_default() -> None:
-    result = run("serve", "--help")
+    result = run_command("serve", "--help")
     assert (result.returncode, result.stderr) == (0, "")
     text = " ".join(result.stdout.split())
     for one in fields(HubSettings):
@@ -287,7 +296,7 @@ def summary(lines: list[str]) -> re.Match[str]:
 @pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS)
 def test_demo_into_a_pipe_is_plain_lines(command: list[str]) -> None:
-    result = run("demo", "--seconds", "1", "--seed", "7", command=command)
+    result = run_command("demo", "--seconds", "1", "--seed", "7", command=command)
     assert (result.stderr, result.returncode) == ("", 0)
     assert "\x1b" not in result.stdout
     version, opening, *lines = result.stdout.splitlines()
@@ -304,7 +313,7 @@ def test_demo_into_a_pipe_is_plain_lines(command: list[str]) -> None:
 
 
 def test_demo_without_denials_names_no_agent() -> None:
-    result = run("demo", "--seconds", "0.5", "--agents", "1")
+    result = run_command("demo", "--seconds", "0.5", "--agents", "1")
     _, opening, *_, last, measured = result.stdout.splitlines()
     assert opening == "One agent has a bucket: 5/second burst 20. Press Ctrl-C to stop."
     found = SUMMARY.fullmatch(last)
@@ -314,7 +323,7 @@ def test_demo_without_denials_names_no_agent() -> None:
 
 
 def test_demo_whose_reader_goes_away_ends_without_a_word() -> None:
-    with running("demo", "--seconds", "600") as process:
+    with command_process("demo", "--seconds", "600") as process:
         assert process.stdout
         assert process.stderr
         process.stdout.readline()
@@ -324,7 +333,7 @@ def test_demo_whose_reader_goes_away_ends_without_a_word() -> None:
 
 
 def test_ctrl_c_ends_the_demo_with_its_summary() -> None:
-    with running("demo", "--seconds", "600") as process:
+    with command_process("demo", "--seconds", "600") as process:
         assert process.stdout
         for _ in range(2):
             process.stdout.readline()
@@ -353,8 +362,8 @@ def pictures(text: str) -> list[list[str]]:
 
 def test_demo_on_a_terminal_draws_over_its_last_picture() -> None:
     terminal = Terminal()
-    with terminal.running("demo", "--seconds", "600") as process:
-        terminal.until(lambda text: text.count(UP) >= 4 and any(RED in rows[4] for rows in pictures(text)))
+    with terminal.process("demo", "--seconds", "600") as process:
+        terminal.wait_until(lambda text: text.count(UP) >= 4 and any(RED in rows[4] for rows in pictures(text)))
         process.send_signal(signal.SIGINT)
     text = terminal.text
     assert text.count(HIDE) == text.count(SHOW) == 1
@@ -380,7 +389,7 @@ def test_demo_on_a_terminal_draws_over_its_last_picture() -> None:
 
 
 def test_no_color_leaves_the_colours_out() -> None:
-    text = on_terminal("demo", "--seconds", "0.5", more={"NO_COLOR": "1"})
+    text = run_on_terminal("demo", "--seconds", "0.5", more={"NO_COLOR": "1"})
     assert re.fullmatch(r"time +█{40}  100%  0\.5 of 0\.5 s", pictures(text)[-1][-1])
     assert not COLOUR.search(text)
 
@@ -392,7 +401,7 @@ def test_no_color_leaves_the_colours_out() -> None:
     ids=["narrow", "low", "dumb", "ascii"],
 )
 def test_a_terminal_that_cannot_show_the_picture_gets_lines(rows: int, columns: int, more: dict[str, str]) -> None:
-    text = on_terminal("demo", "--seconds", "0.5", rows=rows, columns=columns, more=more)
+    text = run_on_terminal("demo", "--seconds", "0.5", rows=rows, columns=columns, more=more)
     assert "\x1b" not in text
     assert LINE.fullmatch(text.splitlines()[2])
 
@@ -405,7 +414,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_policy_check_says_what_a_file_changes(path: Path, headgate: Command) -> None:
     path.write_text('warn_at = 0.9\n[limits]\nheavy = "5/minute"\n[agents."a b"]\nws.light = ["1/s", "5/m"]\n')
-    assert headgate("policy", "check", str(path)).printed().splitlines() == [
+    assert headgate("policy", "check", str(path)).expect_output().splitlines() == [
         f"{path}: no mistakes; changes:",
         "  warn_at = 0.9  (default: 0.8)",
         '  limits.ws.heavy = "5/minute"  (default: "10/minute")',
@@ -413,7 +422,7 @@ def test_policy_check_says_what_a_file_changes(path: Path, headgate: Command) ->
         '  agents."a b".ws.light = ["1/second", "5/minute"]',
     ]
     path.write_text("")
-    assert headgate("policy", "check", str(path)).printed() == f"{path}: no mistakes; changes nothing\n"
+    assert headgate("policy", "check", str(path)).expect_output() == f"{path}: no mistakes; changes nothing\n"
 
 
 @pytest.mark.parametrize(
@@ -458,7 +467,7 @@ def test_policy_check_notes_an_account_that_is_nearly_another(path: Path, headga
 
 def test_policy_check_lists_all_mistakes(path: Path, headgate: Command) -> None:
     path.write_text("warn_at = 9\n[limits]\nheavy = 5\n")
-    assert headgate("policy", "check", str(path)).refused().splitlines() == [
+    assert headgate("policy", "check", str(path)).expect_error().splitlines() == [
         f"{path}: 2 mistakes",
         "  limits.heavy: expected a limit such as '5/minute', or several, got 5",
         "  warn_at: expected a number from 0 to 1 with at most three decimals, got 9",
@@ -474,7 +483,7 @@ def test_policy_check_covers_the_settings_of_the_hub(
         'warn_at = 9\n[hub]\nport = 99999\nregistration = "all"\n'
         'admin_token = "short"\nprot = 1\nrelay_rate_limit = "fast"\n'
     )
-    err = headgate("policy", "check", str(path)).refused()
+    err = headgate("policy", "check", str(path)).expect_error()
     first, *mistakes = err.splitlines()
     assert first == f"{path}: 6 mistakes"
     assert [one.partition(", got")[0] for one in mistakes[:-1]] == [
@@ -496,7 +505,7 @@ def test_policy_check_lists_what_the_settings_of_the_hub_change(
         '[hub]\nport = 9000\ntls_key = "key.pem"\nallowed_hosts = ["a.org", "b.org"]\npublic_dashboard = true\n'
         'viewer_token = "a-secret-that-nobody-sees"\nstore = "redis://user:secret@localhost"\n'
     )
-    assert headgate("policy", "check", str(path)).printed().splitlines() == [
+    assert headgate("policy", "check", str(path)).expect_output().splitlines() == [
         f"{path}: no mistakes; changes:",
         "  hub.port = 9000  (default: 8080)",
         "  hub.store = (not shown)",
@@ -506,8 +515,10 @@ def test_policy_check_lists_what_the_settings_of_the_hub_change(
         '  hub.tls_key = "key.pem"',
     ]
     path.write_text("hub = 5\n")
-    assert headgate("policy", "check", str(path)).refused() == f"{path}: 1 mistake\n  hub: expected a table, got 5\n"
-    assert headgate("policy", "check", "none").refused().splitlines() == [
+    assert (
+        headgate("policy", "check", str(path)).expect_error() == f"{path}: 1 mistake\n  hub: expected a table, got 5\n"
+    )
+    assert headgate("policy", "check", "none").expect_error().splitlines() == [
         "none: 1 mistake",
         "  expected a readable file, got: No such file or directory",
     ]
@@ -517,6 +528,6 @@ def test_policy_show_prints_a_file_that_comes_to_the_same(path: Path, headgate: 
     path.write_text('exempt = ["vip"]\n')
     for arguments, policy in (([], Policy()), ([str(path)], Policy(exempt=["vip"]))):
         again = path.with_name("again.toml")
-        again.write_text(headgate("policy", "show", *arguments).printed())
+        again.write_text(headgate("policy", "show", *arguments).expect_output())
         assert Policy.load(again) == policy
-    headgate("policy", "show", "none").refused()
+    headgate("policy", "show", "none").expect_error()

@@ -11,7 +11,7 @@ import pytest
 from headgate.cli import build_parser
 from headgate.errors import HeadgateError
 from headgate.hub.settings import HubSettings
-from tests.support.cli import Command, leaves
+from tests.support.cli import Command, leaf_commands
 
 pytestmark = pytest.mark.once
 
@@ -51,7 +51,7 @@ def takes_number(action: argparse.Action) -> bool:
 
 NUMBERS = [
     pytest.param(action, id=f"{command} {action.option_strings[0]}")
-    for command, actions in leaves(build_parser())
+    for command, actions in leaf_commands(build_parser())
     for action in actions
     if takes_number(action)
 ]
@@ -100,7 +100,7 @@ def test_an_absurd_number_in_place_of_anything_else_is_no_traceback(
     headgate: Command, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADGATE_HUB", "http://127.0.0.1:1")
-    for command, actions in leaves(build_parser()):
+    for command, actions in leaf_commands(build_parser()):
         if command == "serve":
             continue
         places = [text for one in actions if not one.option_strings]

@@ -17,7 +17,8 @@ from headgate.cli import block
 from headgate.cli.agent_page import page_text
 from headgate.gate.changes import session_limit
 from headgate.hub.config_file import ConfigFile
-from tests.support.agent_connections import flood
+from tests.support.admin import FEW
+from tests.support.agent_connections import ping_until_denied
 from tests.support.cli import Command, StartHub
 from tests.support.hub import ADMIN, VIEWER
 from tests.support.hub_answers import DETAIL
@@ -25,7 +26,6 @@ from tests.support.valkey import wait_for
 
 pytestmark = pytest.mark.once
 
-FEW = Policy(limits={"light": "2/minute"})
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 
 
@@ -42,17 +42,17 @@ def now(monkeypatch: pytest.MonkeyPatch) -> float:
 
 def test_from_an_alert_to_a_block_it_takes_two_commands(running_hub: StartHub, headgate: Command) -> None:
     with running_hub(FEW) as hub, hub.agent("planner") as planner, hub.http(VIEWER) as viewer:
-        flood(planner, 12)
+        ping_until_denied(planner, 12)
         wait_for(lambda: viewer.get("/api/admin/alerts").json()["open"], "the alert")
-        out = headgate("alerts", "--open").printed()
+        out = headgate("alerts", "--open").expect_output()
         assert re.search(rf"^{TIME}  planner  open +\d+  ws ping +127\.0\.0\.1$", out, re.MULTILINE)
-        out = headgate("agents", "planner").printed()
+        out = headgate("agents", "planner").expect_output()
         assert re.search(r"^denied action +tier +last minute +last hour\nws ping +light +12 +12$", out, re.MULTILINE)
         rows = re.findall(rf"^{TIME}  ws ping  light  127\.0\.0\.1  +\d+ s +(\d+)$", out, re.MULTILINE)
         assert sum(map(int, rows)) == 10
         assert headgate("block", "planner") == (0, "planner is blocked until it is unblocked\n", "")
         assert planner.ask("status")["type"] == "rate_limited"
-        out = headgate("agents", "planner").printed()
+        out = headgate("agents", "planner").expect_output()
         assert "\nblocked       until it is unblocked\n" in out
 
 
@@ -62,7 +62,7 @@ def test_f1_alerts_of_accounts_are_listed_with_those_of_agents(running_hub: Star
     with running_hub(policy) as hub, hub.http(ADMIN) as admin:
         hub.hub.gate.hold("planner", {"usd": "8.5"}, tool="web")
         wait_for(lambda: admin.get("/api/admin/alerts").json()["open"] == 2, "the alerts")
-        out = headgate("alerts").printed()
+        out = headgate("alerts").expect_output()
         assert sorted(
             re.findall(rf"^{TIME}  acme  open +-  80 % of 10 usd in all( by web)? +-$", out, re.MULTILINE)
         ) == [
@@ -80,7 +80,7 @@ def test_resolved_alerts_are_listed_unless_only_open_ones_are_asked_for(
 ) -> None:
     with running_hub(FEW) as hub, hub.agent("planner") as planner:
         assert headgate("alerts") == (0, "no alerts\n", "")
-        flood(planner, 12)
+        ping_until_denied(planner, 12)
         wait_for(lambda: printed_json("alerts")["open"] == 1, "the alert")
         headgate("violations", "reset", "planner")
         wait_for(lambda: printed_json("alerts")["open"] == 0, "its end")
@@ -97,8 +97,8 @@ def test_the_page_of_an_agent_has_everything_about_it(running_hub: StartHub, hea
         planner.ask("session_open", session=1)
         hub.run(hub.hub.scheduler.add("planner", b"{}"))
         wait_for(lambda: hub.hub.scheduler.task_of("planner"), "the task")
-        flood(planner)
-        out = headgate("agents", "planner").printed()
+        ping_until_denied(planner)
+        out = headgate("agents", "planner").expect_output()
         task = hub.hub.scheduler.task_of("planner")
         for line in (
             r"agent         planner",
@@ -122,9 +122,9 @@ def test_the_page_of_an_agent_counts_denials_and_violations_each_from_one_source
     running_hub: StartHub, headgate: Command, printed_json: Callable[..., Any]
 ) -> None:
     with running_hub(FEW) as hub, hub.agent("planner") as planner:
-        flood(planner, 5)
+        ping_until_denied(planner, 5)
         headgate("violations", "reset", "planner")
-        data, out = printed_json("agents", "planner"), headgate("agents", "planner").printed()
+        data, out = printed_json("agents", "planner"), headgate("agents", "planner").expect_output()
         assert sum(one["last_hour"] for one in data["denied_actions"]) == len(data["denials"]) == 5
         assert "\ndenied        5 in the last minute, 5 in the last hour\n" in out
         assert "\nviolations    0 in the last hour, 0 in a row\n" in out
@@ -136,7 +136,7 @@ def test_the_page_of_an_agent_counts_denials_and_violations_each_from_one_source
 def test_the_page_of_an_agent_says_how_long_it_gets_no_tasks(running_hub: StartHub, headgate: Command) -> None:
     policy = Policy(limits={"light": "2/minute"}, backoff={"steps": [1, 1000], "quiet": 3600})
     with running_hub(policy) as hub, hub.agent("planner") as planner:
-        flood(planner)
+        ping_until_denied(planner)
         planner.ask("ping")
         hub.clock.advance(1)
         out = headgate("agents", "planner")[1]
@@ -177,7 +177,7 @@ def test_a_viewer_sees_agents_alerts_and_addresses(
             for command in (["agents", "planner"], ["alerts"], ["addresses"]):
                 assert headgate(*command)[::2] == (0, "")
         monkeypatch.setenv("HEADGATE_ADMIN_TOKEN", VIEWER)
-        assert "got the token from HEADGATE_ADMIN_TOKEN" in headgate("block", "planner").refused()
+        assert "got the token from HEADGATE_ADMIN_TOKEN" in headgate("block", "planner").expect_error()
 
 
 def test_denied_addresses_are_listed(
@@ -187,7 +187,7 @@ def test_denied_addresses_are_listed(
         assert headgate("addresses") == (0, "no address was denied within the last hour\n", "")
         for number in range(7):
             stranger.post("/api/onboard/register", json={"agent_id": f"a{number}"})
-        out = headgate("addresses").printed()
+        out = headgate("addresses").expect_output()
         assert re.search(rf"^127\.0\.0\.1 +registration +2  {TIME}$", out, re.MULTILINE)
         assert printed_json("addresses")["addresses"][0]["denials"] == 2
 
@@ -228,7 +228,7 @@ def test_a_block_of_somebody_unknown_holds_and_says_so(running_hub: StartHub, he
         assert hub.hub.gate.is_blocked("plannr")
         assert headgate("unblock", "plannr") == (0, "plannr is no longer blocked: its limits apply\n", "")
         assert headgate("unblock", "plannr") == (0, "plannr was not blocked\n", note)
-        assert "reason" in headgate("block", "plannr", "--reason", "x" * 201).refused()
+        assert "reason" in headgate("block", "plannr", "--reason", "x" * 201).expect_error()
         assert not hub.hub.gate.is_blocked("plannr")
 
 
@@ -249,7 +249,7 @@ def test_a_disconnected_agent_is_gone(
         note = "note: no agent named nobody is registered\n"
         assert headgate("disconnect", "nobody") == (0, "nobody has no connections to this hub\n", note)
         with hub.agent("planner", token) as wire:
-            out = headgate("block", "planner", "--disconnect").printed()
+            out = headgate("block", "planner", "--disconnect").expect_output()
             assert out == "planner is blocked until it is unblocked\nconnections of planner closed: 1\n"
             with pytest.raises(ConnectionClosed):
                 wire.hear()
@@ -267,7 +267,7 @@ def test_a_token_is_alone_on_standard_output(
         with hub.agent("planner", token.removesuffix("\n")):
             pass
         where = os.environ["HEADGATE_HUB"]
-        err = headgate("register", "planner").refused()
+        err = headgate("register", "planner").expect_error()
         assert err.startswith(f"{where}: ")
         assert err.endswith("got 'planner', which is taken; headgate rotate planner gives it a new token\n")
         code, rotated, err = headgate("rotate", "planner")
@@ -310,7 +310,7 @@ def test_an_agent_is_registered_or_invited_for_an_account(running_hub: StartHub,
         assert stranger.post("/api/onboard/register", json=body).status_code == 201
         gate = hub.hub.gate
         assert [gate.path_of(name) for name in ("planner", "guest")] == ["acme/search/planner", "acme/ops/guest"]
-        err = headgate("register", "writer", "--plan", "gold").refused()
+        err = headgate("register", "writer", "--plan", "gold").expect_error()
         assert "plan: expected a plan of the policy (pro), got 'gold'" in err
 
 
@@ -323,10 +323,10 @@ def test_b6_named_admins_are_added_listed_and_removed(
         assert (code, err) == (0, "note: ann is an admin; the hub shows this token only once\n")
         monkeypatch.setenv("HEADGATE_ADMIN_TOKEN", token.strip())
         assert headgate("override", "set", "planner", "heavy=9/minute")[0] == 0
-        out = headgate("changes", "--limit", "1").printed()
+        out = headgate("changes", "--limit", "1").expect_output()
         assert re.search(rf"^{TIME}  ann at 127\.0\.0\.1  .*planner", out, re.MULTILINE)
-        headgate("admins", "remove", "ann").refused()  # herself
-        headgate("block", "ann").refused()
+        headgate("admins", "remove", "ann").expect_error()  # herself
+        headgate("block", "ann").expect_error()
         monkeypatch.setenv("HEADGATE_ADMIN_TOKEN", ADMIN)
         listed = {one["name"]: (one["role"], one["kind"]) for one in printed_json("admins")["admins"]}
         assert listed["ann"] == ("admin", "agent")
@@ -351,7 +351,7 @@ def test_b6_an_agent_is_given_a_role(
         assert headgate("role", "remove", "planner") == (0, "planner has no role now; its token still works\n", "")
         assert printed_json("role", "set", "planner", "admin") == {"agent_id": "planner", "role": "admin"}
         assert printed_json("role", "remove", "planner") == {"agent_id": "planner", "role": ""}
-        assert "nobody" in headgate("role", "set", "nobody", "viewer").refused()
+        assert "nobody" in headgate("role", "set", "nobody", "viewer").expect_error()
 
 
 # Limits ---------------------------------------------------------------------------------------------------------------
@@ -373,13 +373,13 @@ http     heavy    10/minute
 -        session  unlimited
 """.lstrip()
         assert headgate("defaults") == headgate("defaults", "list") == (0, lines, "")
-        out = headgate("defaults", "set", "light=7/minute", "session=5/second burst 7").printed()
+        out = headgate("defaults", "set", "light=7/minute", "session=5/second burst 7").expect_output()
         assert re.findall("7/minute|session .*", out) == ["7/minute", "7/minute", "session  5/second burst 7"]
         _, out, err = headgate("defaults", "set", "heavy=9/minute", "--channel", "ws")
         assert out.count("9/minute") == 1
         assert str(hub.hub.gate.effective.limits["ws", "light"]) == "7/minute"
         after = printed_json("defaults")
-        err = headgate("defaults", "reset", "light", "bulk").refused()
+        err = headgate("defaults", "reset", "light", "bulk").expect_error()
         assert err == "expected tiers of the hub's policy (light, normal, heavy, session), got 'bulk'\n"
         assert printed_json("defaults") == after, "nothing was changed"
         assert "2/minute" in headgate("defaults", "reset", "light")[1]
@@ -396,7 +396,7 @@ def test_the_effective_policy_shows_where_each_value_comes_from(
     with running_hub(Policy.load(file), config=ConfigFile(file, {})):
         headgate("defaults", "set", "light=7/minute", "--channel", "ws")
         headgate("defaults", "set", "heavy=9/minute", "--channel", "http")
-        out = headgate("policy", "show", "--effective").printed()
+        out = headgate("policy", "show", "--effective").expect_output()
         by = rf"change by admin at 127\.0\.0\.1, {TIME}"
         for line in (
             rf"limits\.ws\.light +\S*7/minute\S* +{by}; overrules the file, which says \S*2/minute\S*",
@@ -418,16 +418,16 @@ def test_a_reload_says_what_waits_and_what_is_overruled(
         assert headgate("reload") == (0, "the policy file is reloaded\n", "")
         headgate("defaults", "set", "light=7/minute", "--channel", "ws")
         file.write_text('[limits]\nlight = "3/minute"\n[hub]\nport = 9000\n', encoding="utf-8")
-        out = headgate("reload").printed()
+        out = headgate("reload").expect_output()
         _, waits, overruled = out.splitlines()
         assert waits == "waits for a restart of the hub: hub.port"
         assert overruled.startswith("overruled by stored changes: limits.ws.light (headgate policy show --effective ")
         assert printed_json("reload")["waits_for_restart"] == ["hub.port"]
         file.write_text('[limits]\nlight = "often"\n[hub]\nport = "x"\n', encoding="utf-8")
-        assert "limits.light: " in headgate("reload").refused()
+        assert "limits.light: " in headgate("reload").expect_error()
         assert str(hub.hub.gate.effective.limits["http", "light"]) == "3/minute"
     with running_hub():
-        err = headgate("reload").refused()
+        err = headgate("reload").expect_error()
         assert err.endswith("the hub was started without --config, so there is no file to reload\n")
 
 
@@ -454,7 +454,7 @@ def test_tasks_are_pushed_as_they_are_and_listed(
         found = hub.run(hub.hub.scheduler.find(pushed["task_id"]))
         assert found
         assert bytes(found.payload) == '{"n": 1.00000000000000000001, "a": ["ß"]}'.encode()
-        out = headgate("tasks", "push", "5").printed()
+        out = headgate("tasks", "push", "5").expect_output()
         assert re.fullmatch(r"task \S+ is queued\n", out)
         assert len(printed_json("tasks")["tasks"]) == 2
         assert len(printed_json("tasks", "--limit", "1")["tasks"]) == 1
@@ -475,14 +475,14 @@ def test_all_chat_channels_are_listed_and_one_is_deleted(
             hub.run(hub.hub.messages.create_chat_channel(f"c{number:03}", "planner", "about"))
         names = [one["name"] for one in printed_json("channels")["channels"]]
         assert names == [*[f"c{number:03}" for number in range(120)], "general"]
-        out = headgate("channels", "list").printed()
+        out = headgate("channels", "list").expect_output()
         assert re.search(rf"^c007 +planner +0  {TIME}  about$", out, re.MULTILINE)
         assert headgate("channels", "delete", "c007") == (
             0, "chat channel c007 is deleted, with its messages\n", "",
         )  # fmt: skip
         assert printed_json("channels", "delete", "c008") == {"name": "c008"}
         assert len(printed_json("channels")["channels"]) == 119
-        assert "c007" in headgate("channels", "delete", "c007").refused()
+        assert "c007" in headgate("channels", "delete", "c007").expect_error()
 
 
 def test_signals_are_written(running_hub: StartHub, headgate: Command, printed_json: Callable[..., Any]) -> None:
@@ -496,7 +496,7 @@ def test_signals_are_written(running_hub: StartHub, headgate: Command, printed_j
         with hub.http(token) as planner:
             assert [one["signal"] for one in planner.get("/api/signals").json()["signals"]] == [signal] * 2
         for bad in ("5", "{}", '{"type": ""}'):
-            assert "signal" in headgate("signals", "write", "planner", bad).refused()
+            assert "signal" in headgate("signals", "write", "planner", bad).expect_error()
         assert printed_json("signals", "write", "planner", json.dumps(signal), "--session", "9") == {"number": 3}
 
 

@@ -13,7 +13,7 @@ import pytest
 from headgate import Policy
 from headgate.cli import build_parser
 from headgate.hub.config_file import ConfigFile
-from tests.support.cli import DEADLINE, Command, StartHub, leaves, run, surroundings
+from tests.support.cli import DEADLINE, Command, StartHub, command_environment, leaf_commands, run_command
 from tests.support.hub_answers import ANSWERS
 from tests.support.log_files import write_csv
 from tests.support.valkey import PATIENCE
@@ -51,7 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_command_is_in_the_table() -> None:
-    assert {*ARGUMENTS, "serve", "top"} == {name for name, _ in leaves(build_parser())}
+    assert {*ARGUMENTS, "serve", "top"} == {name for name, _ in leaf_commands(build_parser())}
 
 
 @pytest.mark.usefixtures("folder")
@@ -117,17 +117,17 @@ def test_an_undecided_check_stays_so_if_nothing_can_be_printed(
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 def test_a_process_ends_as_documented(arguments: list[str], unbuffered: str) -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:
-        done = run(*arguments, stdout=full, more={"PYTHONUNBUFFERED": unbuffered})
+        done = run_command(*arguments, stdout=full, more={"PYTHONUNBUFFERED": unbuffered})
     assert (done.returncode, done.stderr) == (1, FULL)
 
 
 def test_a_process_without_standard_streams_ends_as_documented() -> None:
     shell = f'"{sys.executable}" -m headgate "$@"'
-    closed = run("-c", f"{shell} >&-", "-", "policy", "show", command=["bash"])
+    closed = run_command("-c", f"{shell} >&-", "-", "policy", "show", command=["bash"])
     assert (closed.returncode, closed.stderr) == (1, CLOSED)
-    silent = run("-c", f"{shell} >&- 2>&- <&-", "-", "policy", "show", command=["bash"])
+    silent = run_command("-c", f"{shell} >&- 2>&- <&-", "-", "policy", "show", command=["bash"])
     assert silent.returncode == 1
-    cut = run("-c", f"set -o pipefail; {shell} | head -1", "-", "policy", "show", command=["bash"])
+    cut = run_command("-c", f"set -o pipefail; {shell} | head -1", "-", "policy", "show", command=["bash"])
     assert (cut.returncode, cut.stderr) == (0, "")
 
 
@@ -135,7 +135,7 @@ def test_a_process_without_standard_streams_ends_as_documented() -> None:
 def test_a_hub_runs_without_an_output(tmp_path: Path) -> None:
     shell = 'exec "$0" -m headgate serve --port 0 --data "$1" >&-'
     command = ["bash", "-c", shell, sys.executable, str(tmp_path)]
-    with subprocess.Popen(command, env=surroundings(), text=True, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(command, env=command_environment(), text=True, stderr=subprocess.PIPE) as process:
         try:
             assert process.stderr
             while not (started := re.search(r"started.*(127\.0\.0\.1:\d+)", line := process.stderr.readline())):

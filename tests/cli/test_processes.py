@@ -13,10 +13,10 @@ from headgate.hub.api.routes import ROUTES
 from headgate.hub.api.routing import Router
 from headgate.hub.app import Hub
 from headgate.hub.config_file import ConfigFile
-from tests.support.agent_connections import flood
-from tests.support.cli import run
+from tests.support.agent_connections import ping_until_denied
+from tests.support.cli import run_command
 from tests.support.command_steps import STEPS, routes_of_commands
-from tests.support.hub import ADMIN, Running, hub_settings
+from tests.support.hub import ADMIN, HubServer, hub_settings
 from tests.support.log_files import write_csv
 
 pytestmark = pytest.mark.once
@@ -31,7 +31,7 @@ plans.pro.usd = "50/calendar day"
 PAGE = Path(__file__).parents[2] / "docs/cli.md"
 
 
-class RecordingHub(Running):
+class RecordingHub(HubServer):
     """A hub with a policy file that records the routes that are used."""
 
     def __init__(self, file: Path) -> None:
@@ -71,14 +71,14 @@ def test_every_command_in_a_process_of_its_own(hub: RecordingHub) -> None:
     hub.register("away")
     with hub.agent("planner") as planner:
         hub.run(hub.hub.messages.create_chat_channel("news", "planner", "all news"))
-        flood(planner, 12)
+        ping_until_denied(planner, 12)
         held = False
         for step in STEPS:
             if step.command == "holds list" and not held:
                 held = bool(hub.hub.gate.hold("planner", {"usd": "0.03"}, tool="web", hold_id="first"))
                 hub.hub.gate.hold("planner", {"usd": "0.5"}, tool="web").settle()
             hub.used.clear()
-            done = run(*step.command.split(), *step.arguments, more=more)
+            done = run_command(*step.command.split(), *step.arguments, more=more)
             seen = (step, done.returncode, done.stdout, done.stderr)
             assert done.returncode == step.code, seen
             assert re.match(step.prints, done.stdout), seen

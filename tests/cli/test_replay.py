@@ -22,8 +22,8 @@ from headgate import ManualClock
 from headgate.cli import replay
 from headgate.cli.terminal import ProgressLine
 from headgate.replay.options import FIELDS
-from tests.support.cli import Command, Terminal, on_terminal
-from tests.support.cli import run as run_process
+from tests.support.cli import Command, Terminal, run_on_terminal
+from tests.support.cli import run_command as run_process
 from tests.support.log_files import access_line, write_csv, write_log
 
 pytestmark = [pytest.mark.long, pytest.mark.once]
@@ -47,7 +47,7 @@ def run(headgate: Command) -> Command:
 
 def test_the_summary_of_one_policy(log: str, run: Command) -> None:
     assert (
-        [line.rstrip() for line in run(log).printed().splitlines()]
+        [line.rstrip() for line in run(log).expect_output().splitlines()]
         == f"""\
 {log}: 85 lines read as csv, 83 used
 from 2023-11-14T22:13:20Z to 2023-11-14T22:14:30Z (1 min 10 s), 3 agents
@@ -88,7 +88,7 @@ def policies(tmp_path: Path) -> list[str]:
 
 def test_the_summary_of_two_policies(log: str, policies: list[str], run: Command) -> None:
     now, later = policies
-    out = run(log, "--policy", now, "--compare", later, "--worst", "1").printed()
+    out = run(log, "--policy", now, "--compare", later, "--worst", "1").expect_output()
     shown = out.partition(f"from {now} to {later}\n")[2]
     assert (
         [line.rstrip() for line in shown.splitlines()]
@@ -112,13 +112,13 @@ loud               1             0
 
 
 def test_the_summary_with_suggestions(log: str, run: Command) -> None:
-    assert run(log, "--suggest", "5%").printed().partition("suggested limits\n")[2] == (
+    assert run(log, "--suggest", "5%").expect_output().partition("suggested limits\n")[2] == (
         "# Denies at most 5% of the requests of each tier.\n[limits]\n"
         'light = "1/minute"  # denies 0 of 1 requests\n'
         'normal = "58/minute"  # denies 3 of 61 requests; one less a minute would deny 4\n'
         'heavy = "20/minute"  # denies 1 of 21 requests; one less a minute would deny 2\n'
     )
-    assert "# Denies at most 0.1% of the requests of each tier.\n" in run(log, "--suggest").printed()
+    assert "# Denies at most 0.1% of the requests of each tier.\n" in run(log, "--suggest").expect_output()
 
 
 def test_notes_about_the_log_are_printed(tmp_path: Path, run: Command) -> None:
@@ -129,17 +129,17 @@ def test_notes_about_the_log_are_printed(tmp_path: Path, run: Command) -> None:
     Path(broken).write_bytes(Path(broken).read_bytes()[:-20])
     policy = tmp_path / "p.toml"
     policy.write_text("[alerts]\nviolations = 1\nwindow = 0.000001\n")
-    out = run(broken, "--policy", str(policy)).printed()
+    out = run(broken, "--policy", str(policy)).expect_output()
     assert "\n  truncated gzip data; read up to its end\n" in out
     assert "\n1 line out of order, by up to 7 s: counted at the time before\n" in out
     assert "\nactions that the policy doesn't classify, counted as normal: dance\n" in out
     users = write_log(tmp_path, f"{access_line()}\n{access_line(user='ada')}\n", "users.log")
-    assert "\n1 line without a user skipped\n" in run(users, "--key", "user").printed()
+    assert "\n1 line without a user skipped\n" in run(users, "--key", "user").expect_output()
 
 
 def test_the_first_five_alerts_are_shown(tmp_path: Path, run: Command) -> None:
     log = write_csv(tmp_path, [(0, f"agent {number}", "heavy") for number in range(7) for _ in range(20)])
-    shown = run(log).printed().partition("7 alerts\n")[2].splitlines()
+    shown = run(log).expect_output().partition("7 alerts\n")[2].splitlines()
     assert shown == [*[f"2023-11-14T22:13:20Z  agent {number}" for number in range(5)], "and 2 more"]
 
 
@@ -158,7 +158,7 @@ def test_the_docs_show_what_is_really_printed(tmp_path: Path) -> None:
 
 
 def test_json_is_one_document_with_everything(log: str, policies: list[str], run: Command) -> None:
-    out = run(log, "--policy", policies[0], "--compare", policies[1], "--suggest", "--json").printed()
+    out = run(log, "--policy", policies[0], "--compare", policies[1], "--suggest", "--json").expect_output()
     assert out.isascii()
     assert out.count("\n") == 1
     found = json.loads(out)
@@ -176,14 +176,16 @@ def keys(found: Any) -> set[str]:
 
 
 def test_the_docs_name_every_field_of_the_json(log: str, policies: list[str], run: Command) -> None:
-    found = json.loads(run(log, "--policy", policies[0], "--compare", policies[1], "--suggest", "--json").printed())
+    found = json.loads(
+        run(log, "--policy", policies[0], "--compare", policies[1], "--suggest", "--json").expect_output()
+    )
     found["reasons"] = {}
     text = (DOCS / "replay.md").read_text(encoding="utf-8")
     assert {name for name in keys(found) if f"`{name}`" not in text} == set()
 
 
 def test_the_docs_name_every_option(run: Command) -> None:
-    shown = run("--help").printed()
+    shown = run("--help").expect_output()
     options = set(re.findall(r"(--[a-z]+)", shown)) - {"--help"}
     assert {"--policy", "--compare", "--suggest", "--json", "--html", "--route", "--field", "--key"} <= options
     text = (DOCS / "replay.md").read_text(encoding="utf-8")
@@ -195,7 +197,7 @@ def test_the_docs_name_every_option(run: Command) -> None:
 # The page ------------------------------------------------------------------------------------------------------------
 
 
-class Page(HTMLParser):
+class ReportPage(HTMLParser):
     """What is in a page: its elements, their attributes, and its text."""
 
     def __init__(self, text: str) -> None:
@@ -221,10 +223,10 @@ class Page(HTMLParser):
         self.text += data
 
 
-def page_of(run: Command, folder: Path, *arguments: str) -> Page:
+def page_of(run: Command, folder: Path, *arguments: str) -> ReportPage:
     target = folder / "page.html"
-    run(*arguments, "--html", str(target)).printed()
-    return Page(target.read_text(encoding="utf-8"))
+    run(*arguments, "--html", str(target)).expect_output()
+    return ReportPage(target.read_text(encoding="utf-8"))
 
 
 def test_the_page_is_well_formed_and_loads_nothing(log: str, policies: list[str], tmp_path: Path, run: Command) -> None:
@@ -311,29 +313,33 @@ def test_a_page_without_denials_says_so(tmp_path: Path, run: Command) -> None:
     ],
 )  # fmt: skip
 def test_bad_arguments_are_refused(arguments: list[str], text: str, run: Command) -> None:
-    assert run(*arguments).refused(2).splitlines()[-1] == f"headgate replay: error: {text}"
+    assert run(*arguments).expect_error(2).splitlines()[-1] == f"headgate replay: error: {text}"
 
 
 def test_failures_are_one_line_errors(log: str, tmp_path: Path, run: Command) -> None:
     nowhere = tmp_path / "none" / "page.html"
     assert (
-        run(log, "--html", str(nowhere)).refused() == f"--html: expected a file in an existing folder, got {nowhere}\n"
+        run(log, "--html", str(nowhere)).expect_error()
+        == f"--html: expected a file in an existing folder, got {nowhere}\n"
     )
-    assert run(log, "--html", str(tmp_path)).refused().startswith("--html: expected a file in an existing folder")
-    assert run(log, "--html", log).refused() == f"--html: expected a file other than the logs and policies, got {log}\n"
+    assert run(log, "--html", str(tmp_path)).expect_error().startswith("--html: expected a file in an existing folder")
+    assert (
+        run(log, "--html", log).expect_error()
+        == f"--html: expected a file other than the logs and policies, got {log}\n"
+    )
     assert Path(log).read_text().startswith("time,agent,tier")
-    assert run(log, "--policy", "none.toml").refused().startswith("none.toml: 1 mistake")
+    assert run(log, "--policy", "none.toml").expect_error().startswith("none.toml: 1 mistake")
     policy = tmp_path / "p.toml"
     policy.write_text("")
-    same = run(log, "--policy", str(policy), "--compare", str(policy)).refused()
+    same = run(log, "--policy", str(policy), "--compare", str(policy)).expect_error()
     assert same == f"--compare: expected a policy other than {policy}, got the same\n"
     assert (
         run(str(tmp_path / "none.log"))
-        .refused()
+        .expect_error()
         .endswith("can't read the log: No such file or directory; '-' reads standard input\n")
     )
-    assert run(log, "--channel", "grpc").refused() == "channel: expected one of ws, http, got 'grpc'\n"
-    assert run(log, "--tier", "hevy").refused() == "tier: expected one of light, normal, heavy, got 'hevy'\n"
+    assert run(log, "--channel", "grpc").expect_error() == "channel: expected one of ws, http, got 'grpc'\n"
+    assert run(log, "--tier", "hevy").expect_error() == "tier: expected one of light, normal, heavy, got 'hevy'\n"
 
 
 @pytest.fixture
@@ -361,7 +367,7 @@ def test_an_input_is_never_overwritten(log: str, policies: list[str], page: Path
         for given in ("-", "/dev/stdin"):
             process = run_process("replay", given, "--html", log, stdin=source)
             assert (process.returncode, process.stderr) == (1, f"{expected} {log}\n")
-    run(log, str(page), "--html", str(page)).refused()
+    run(log, str(page), "--html", str(page)).expect_error()
     assert page.read_text() == "an old page"
 
 
@@ -370,11 +376,11 @@ def test_a_page_is_written_to_files_only(log: str, tmp_path: Path, run: Command)
     os.mkfifo(fifo)
     for device in ("/dev/full", "/dev/null", str(fifo)):
         error = f"--html: expected a file, got {device}, which is a device, a pipe or a circular link\n"
-        assert run(log, "--html", device).refused() == error
+        assert run(log, "--html", device).expect_error() == error
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     for bad in (str(loop), str(tmp_path / ("x" * 5000))):
-        error = run(log, "--html", bad).refused()
+        error = run(log, "--html", bad).expect_error()
         assert error.count("\n") == 1
         assert error.startswith(f"--html: expected a file, got {bad}")
 
@@ -386,7 +392,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_replay(
     monkeypatch.setattr(os, "access", lambda path, _: path != page.parent)  # root may write everywhere
     target = page.with_name(name)
     expected = f"--html: expected a file in a folder that may be written, got {target}\n"
-    assert run("a log that the replay would not find", "--html", str(target)).refused() == expected
+    assert run("a log that the replay would not find", "--html", str(target)).expect_error() == expected
 
 
 def test_a_page_is_written_as_a_whole_or_not_at_all(log: str, page: Path, tmp_path: Path, run: Command) -> None:
@@ -396,11 +402,11 @@ def test_a_page_is_written_as_a_whole_or_not_at_all(log: str, page: Path, tmp_pa
         done = run(log, "--html", str(page))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert done.refused() == f"{page}: can't write the page: File too large\n"
+    assert done.expect_error() == f"{page}: can't write the page: File too large\n"
     assert (page.read_text(), sorted(tmp_path.iterdir())) == ("an old page", files)
     link = tmp_path / "link.html"
     link.symlink_to(page)
-    run(log, "--html", str(link)).printed()
+    run(log, "--html", str(link)).expect_output()
     assert link.is_symlink()
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert stat.S_IMODE(page.stat().st_mode) == 0o640
@@ -416,8 +422,8 @@ def test_names_that_are_not_utf_8_are_shown_escaped(tmp_path: Path, run: Command
     rows += [{"time": 1, "agent": "a", "action": "go \udfff"}] * 70
     write_log(odd, "\n".join(map(json.dumps, rows)), os.fsdecode(b"\xfd.jsonl"))
     target = odd / os.fsdecode(b"\xfc.html")
-    run(str(odd / os.fsdecode(b"\xfd.jsonl")), "--policy", str(policy), "--html", str(target)).printed()
-    text = Page(target.read_text(encoding="utf-8")).text
+    run(str(odd / os.fsdecode(b"\xfd.jsonl")), "--policy", str(policy), "--html", str(target)).expect_output()
+    text = ReportPage(target.read_text(encoding="utf-8")).text
     for shown in ("\\udcff/\\udcfd.jsonl", "\\udcfe.toml", "go \\udfff"):
         assert shown in text
 
@@ -426,8 +432,8 @@ def test_a_closed_standard_input_harms_only_who_reads_it(
     log: str, monkeypatch: pytest.MonkeyPatch, run: Command
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    run(log).printed()
-    assert run("-").refused() == "-: can't read the log: standard input is closed\n"
+    run(log).expect_output()
+    assert run("-").expect_error() == "-: can't read the log: standard input is closed\n"
 
 
 # As a process of its own ---------------------------------------------------------------------------------------------
@@ -448,9 +454,9 @@ def test_standard_input_packed_or_not_can_even_be_read_several_times(log: str) -
 
 
 def test_colours_on_a_terminal_unless_they_are_forbidden(log: str) -> None:
-    coloured = on_terminal("replay", log, columns=120)
+    coloured = run_on_terminal("replay", log, columns=120)
     assert "\x1b[31m12\x1b[0m" in coloured
-    plain = on_terminal("replay", log, columns=120, more={"NO_COLOR": "1"})
+    plain = run_on_terminal("replay", log, columns=120, more={"NO_COLOR": "1"})
     assert "\x1b" not in plain
     assert re.sub(r"\x1b\[\d*m", "", coloured) == plain
 
@@ -461,7 +467,7 @@ def test_the_report_fits_the_terminal(columns: int, tmp_path: Path) -> None:
     log = write_csv(tmp_path, [*rows, (3, "an-agent-with-a-name-of-some-length", "none of the tiers")])
     policy = tmp_path / "next.toml"
     policy.write_text('[limits]\nheavy = "40/minute"\n')
-    shown = on_terminal(
+    shown = run_on_terminal(
         "replay", log, "--compare", str(policy), "--suggest", "1%", columns=columns, more={"NO_COLOR": "1"}
     )
     assert [line for line in shown.splitlines() if len(line) > columns] == []
@@ -524,10 +530,10 @@ def test_progress_of_a_slow_stream_is_shown(tmp_path: Path) -> None:
                 log.write(f"{access_line()}\n" * 3000)
 
     terminal, writer = Terminal(), threading.Thread(target=write)
-    with terminal.running("replay", str(fifo)):
+    with terminal.process("replay", str(fifo)):
         writer.start()
         try:
-            terminal.until(lambda text: "reading: " in text)
+            terminal.wait_until(lambda text: "reading: " in text)
         finally:
             shown_once.set()
             writer.join()

@@ -14,9 +14,9 @@ from headgate.cli import main, terminal
 from headgate.cli.account_limits import COLUMNS
 from headgate.cli.terminal import Cell, Column, display_width, print_text, table_text, truncate, wrap
 from headgate.errors import printable
-from tests.support.cli import Terminal, on_terminal, run
-from tests.support.hub import ADMIN, Running, running
-from tests.support.scripted_server import impostor
+from tests.support.cli import Terminal, run_command, run_on_terminal
+from tests.support.hub import ADMIN, HubServer, hub_server
+from tests.support.scripted_server import scripted_server
 from tests.support.valkey import PATIENCE
 
 pytestmark = pytest.mark.once
@@ -102,7 +102,7 @@ ALERT_COLUMNS = [
 ]  # fmt: skip
 
 
-def at_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def set_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "dumb")  # no colours
     monkeypatch.setattr(sys, "stdout", Screen())
@@ -113,7 +113,7 @@ def at_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_table_fits_every_terminal_and_loses_nothing(
     titles: Sequence[Column], rows: list[list[str | Cell]], columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_width(columns, monkeypatch)
+    set_width(columns, monkeypatch)
     text = table_text(titles, rows)
     assert max(map(len, text.splitlines())) <= columns
     values = [(column, str(value)) for row in rows for column, value in zip(titles, row, strict=True)]
@@ -124,7 +124,7 @@ def test_a_table_fits_every_terminal_and_loses_nothing(
 def test_a_text_wraps_on_a_terminal_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     text = "line 1: not an access log line: a\x1b[2J"
     with capsys.disabled(), monkeypatch.context() as patch:
-        at_width(20, patch)
+        set_width(20, patch)
         print_text(text, indent="  ")
         print_text("it fits into 20, all")
         assert isinstance(sys.stdout, Screen)
@@ -135,13 +135,13 @@ def test_a_text_wraps_on_a_terminal_only(capsys: pytest.CaptureFixture[str], mon
 
 
 def test_a_table_wraps_moves_together_and_becomes_blocks_on_narrower_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_width(120, monkeypatch)
+    set_width(120, monkeypatch)
     assert table_text(COLUMNS, BUDGETS) == (
         "account              plan  resource  limit                        spent  held    left  used  resets\n"
         "acme                 pro   usd       500 usd/calendar month       12.49  0.30  487.21    2%    12 d\n"
         "acme/search/planner        tokens    1000000 tokens/calendar day    830     0  999170    0%     4 h"
     )
-    at_width(80, monkeypatch)
+    set_width(80, monkeypatch)
     assert table_text(COLUMNS, BUDGETS) == (
         "account        plan  resource  limit           spent  held    left  used  resets\n"
         "acme           pro   usd       500 usd/        12.49  0.30  487.21    2%    12 d\n"
@@ -150,7 +150,7 @@ def test_a_table_wraps_moves_together_and_becomes_blocks_on_narrower_terminals(m
         "planner                        tokens/\n"
         "                               calendar day"
     )
-    at_width(60, monkeypatch)
+    set_width(60, monkeypatch)
     assert table_text(COLUMNS, BUDGETS) == (
         "account plan resource limit    spent held   left used resets\n"
         "acme    pro  usd      500 usd/ 12.49 0.30 487.21   2%   12 d\n"
@@ -161,7 +161,7 @@ def test_a_table_wraps_moves_together_and_becomes_blocks_on_narrower_terminals(m
         "planner               calendar\n"
         "                      day"
     )
-    at_width(59, monkeypatch)
+    set_width(59, monkeypatch)
     block = (
         "account   acme/search/planner\n"
         "resource  tokens\n"
@@ -176,21 +176,21 @@ def test_a_table_wraps_moves_together_and_becomes_blocks_on_narrower_terminals(m
 
 
 @pytest.fixture(scope="module")
-def hub() -> Iterator[Running]:
+def hub() -> Iterator[HubServer]:
     policy = Policy(limits={"light": "10/minute"})
-    with capture_logs(), running(policy) as hub:
+    with capture_logs(), hub_server(policy) as hub:
         for agent, cost in (("low", 4), ("half", 5), ("most", 8), ("all", 9), (LONG, 1), ("漢字", 1)):
             hub.run(hub.hub.stats.check(agent, "http", "light", cost=cost))
             hub.register(agent)
         yield hub
 
 
-def here(hub: Running) -> dict[str, str]:
+def set_hub(hub: HubServer) -> dict[str, str]:
     return {"HEADGATE_HUB": f"http://{hub}", "HEADGATE_ADMIN_TOKEN": ADMIN, "no_proxy": "127.0.0.1"}
 
 
-def test_on_a_terminal_the_usage_has_its_colour_and_the_rows_fit(hub: Running) -> None:
-    text = on_terminal("agents", columns=80, more=here(hub))
+def test_on_a_terminal_the_usage_has_its_colour_and_the_rows_fit(hub: HubServer) -> None:
+    text = run_on_terminal("agents", columns=80, more=set_hub(hub))
     lines = text.splitlines()
     head, rows = lines[0], {line.split()[0]: line for line in lines[1:]}
     assert head.replace("\x1b[1m", "").replace("\x1b[0m", "").split() == TITLES
@@ -207,30 +207,30 @@ def test_on_a_terminal_the_usage_has_its_colour_and_the_rows_fit(hub: Running) -
 
 
 @pytest.mark.parametrize("more", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=["NO_COLOR", "dumb"])
-def test_colours_can_be_refused(hub: Running, more: dict[str, str]) -> None:
-    text = on_terminal("agents", columns=80, more=here(hub) | more)
+def test_colours_can_be_refused(hub: HubServer, more: dict[str, str]) -> None:
+    text = run_on_terminal("agents", columns=80, more=set_hub(hub) | more)
     assert "\x1b" not in text
     assert "a…" in text
 
 
-def test_in_a_pipe_nothing_is_coloured_or_cut(hub: Running) -> None:
-    result = run("agents", more=here(hub))
+def test_in_a_pipe_nothing_is_coloured_or_cut(hub: HubServer) -> None:
+    result = run_command("agents", more=set_hub(hub))
     assert (result.returncode, result.stderr) == (0, "")
     assert "\x1b" not in result.stdout
     assert LONG in result.stdout
 
 
-def test_a_terminal_that_cannot_show_a_name_is_shown_its_code(hub: Running) -> None:
-    result = run("agents", more=here(hub) | {"PYTHONIOENCODING": "ascii"})
+def test_a_terminal_that_cannot_show_a_name_is_shown_its_code(hub: HubServer) -> None:
+    result = run_command("agents", more=set_hub(hub) | {"PYTHONIOENCODING": "ascii"})
     assert (result.returncode, result.stderr) == (0, "")
     assert "\\u6f22\\u5b57" in result.stdout
 
 
-def test_a_denial_keeps_its_exit_code_when_nobody_reads_it(hub: Running) -> None:
+def test_a_denial_keeps_its_exit_code_when_nobody_reads_it(hub: HubServer) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        result = run("check", "x", "--tier", "light", "--cost", "11", more=here(hub), stdout=writer)
+        result = run_command("check", "x", "--tier", "light", "--cost", "11", more=set_hub(hub), stdout=writer)
     finally:
         os.close(writer)
     assert (result.returncode, result.stderr) == (1, "")
@@ -239,18 +239,18 @@ def test_a_denial_keeps_its_exit_code_when_nobody_reads_it(hub: Running) -> None
 def test_a_wait_at_a_terminal_is_explained() -> None:
     released = threading.Event()
     shown = Terminal()
-    with impostor({"agents": []}, before=lambda _: released.wait(PATIENCE)) as one:
+    with scripted_server({"agents": []}, before=lambda _: released.wait(PATIENCE)) as one:
         more = {"HEADGATE_HUB": f"http://{one}", "HEADGATE_ADMIN_TOKEN": ADMIN}
-        with shown.running("exempt", "list", more=more):
-            shown.until(lambda text: "…" in text)
+        with shown.process("exempt", "list", more=more):
+            shown.wait_until(lambda text: "…" in text)
             released.set()
     assert shown.text == f"waiting for http://{one} …\r\x1b[Kno agent is exempt\n"
 
 
-def test_short_work_shows_only_its_result(hub: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_work_shows_only_its_result(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert terminal._SOON == 1.0
     monkeypatch.setattr(terminal, "_SOON", PATIENCE)  # whatever takes less is short, on a slow machine too
-    for name, value in (here(hub) | {"TERM": "xterm"}).items():
+    for name, value in (set_hub(hub) | {"TERM": "xterm"}).items():
         monkeypatch.setenv(name, value)
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, Screen())
@@ -264,7 +264,7 @@ def test_short_work_shows_only_its_result(hub: Running, monkeypatch: pytest.Monk
 
 
 def test_long_work_shows_how_far_it_is() -> None:
-    text = on_terminal("bench", "--seconds", "1.5")
+    text = run_on_terminal("bench", "--seconds", "1.5")
     shown, _, table = text.rpartition("\r\x1b[K")
     assert "\rmeasuring: 5 of 5\x1b[K" in shown
     assert "\r" not in table
@@ -280,7 +280,7 @@ slow = ["urllib.request", "textual", "rich", "shtab", "redis", "msgspec", "uvico
 slow += ["headgate.hub.app", "headgate.cli.top_app"]
 print([name for name in slow if name in sys.modules])
 """
-    result = run("-c", program, command=[sys.executable])
+    result = run_command("-c", program, command=[sys.executable])
     assert result.stdout.splitlines()[-1] == "[]"
 
 

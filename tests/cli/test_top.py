@@ -1,6 +1,5 @@
 """`headgate top`: what it shows and what its keys do, by textual's own pilot."""
 
-import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -20,9 +19,10 @@ from headgate.cli.hub_api import HubApi
 from headgate.cli.poller import Poller
 from headgate.cli.top_accounts import AccountsScreen
 from headgate.cli.top_app import ConfirmScreen, HelpScreen, TopApp
-from tests.support.hub import ADMIN, VIEWER, Running, running
-from tests.support.ports import nobody
-from tests.support.scripted_server import impostor
+from tests.support import event_loop
+from tests.support.hub import ADMIN, VIEWER, HubServer, hub_server
+from tests.support.ports import unused_port
+from tests.support.scripted_server import scripted_server
 from tests.support.valkey import PATIENCE, wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.once]
@@ -33,16 +33,16 @@ SPENT = {"planner": 12, "writer": 13, "half": 5, "low": 4, "most": 8, "[red]x[/r
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Running]:
+def shared_hub() -> Iterator[HubServer]:
     """A hub that tests only look at."""
-    with at_work() as hub:
+    with busy_hub() as hub:
         yield hub
 
 
 @contextmanager
-def at_work() -> Iterator[Running]:
+def busy_hub() -> Iterator[HubServer]:
     """A hub whose agents have asked for something."""
-    with capture_logs(), running(POLICY) as hub, hub.agent("half"):
+    with capture_logs(), hub_server(POLICY) as hub, hub.agent("half"):
         for agent, times in SPENT.items():
             for _ in range(times):
                 hub.run(hub.hub.stats.check(agent, "http", "light"))
@@ -63,46 +63,46 @@ def names(app: TopApp) -> list[str]:
     return [row[1] for row in table(app)]
 
 
-def head(app: TopApp) -> str:
+def header_text(app: TopApp) -> str:
     shown = app.screen_stack[0].query_one("#head", Static).content
     assert isinstance(shown, Text)
     return shown.plain
 
 
-async def until(condition: Callable[[], object], pilot: Pilot[Any]) -> None:
+async def wait_until(condition: Callable[[], object], pilot: Pilot[Any]) -> None:
     """Let the view work until something holds."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, (head(pilot.app), table(pilot.app))  # type: ignore[arg-type]
+        assert time.monotonic() < deadline, (header_text(pilot.app), table(pilot.app))  # type: ignore[arg-type]
         await pilot.pause(0.005)
 
 
 async def press(pilot: Pilot[Any], *keys: str, then: Callable[[], object]) -> None:
     """Press keys, and let the view work until what comes of them is there: the pilot itself only guesses when it is."""
     await pilot.press(*keys)
-    await until(then, pilot)
+    await wait_until(then, pilot)
 
 
-async def typed(pilot: Pilot[Any], text: str, then: Callable[[], object]) -> None:
+async def type_filter(pilot: Pilot[Any], text: str, then: Callable[[], object]) -> None:
     """Write something behind a slash."""
     await press(pilot, "slash", then=lambda: isinstance(pilot.app.focused, Input))
     await press(pilot, *text, then=then)
 
 
 @asynccontextmanager
-async def playing(app: TopApp) -> AsyncIterator[Pilot[int]]:
+async def running_view(app: TopApp) -> AsyncIterator[Pilot[int]]:
     """Run the view; the block plays on it once there are agents."""
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
-        await until(lambda: table(app), pilot)
+        await wait_until(lambda: table(app), pilot)
         yield pilot
 
 
 # What it shows --------------------------------------------------------------------------------------------------------
 
 
-async def test_b7_each_agent_is_a_row_with_the_bucket_nearest_to_its_limit(shared: Running) -> None:
-    app = view(shared, VIEWER)
-    async with playing(app):
+async def test_b7_each_agent_is_a_row_with_the_bucket_nearest_to_its_limit(shared_hub: HubServer) -> None:
+    app = view(shared_hub, VIEWER)
+    async with running_view(app):
         assert table(app) == [
             ["○", "planner", "██████████ 100%", "0/10", "http light", "2", "2", "2s", ""],
             ["○", "most", "████████░░  80%", "2/10", "http light", "0", "0", "", ""],
@@ -121,15 +121,15 @@ async def test_b7_each_agent_is_a_row_with_the_bucket_nearest_to_its_limit(share
         }  # fmt: skip
 
 
-async def test_b7_the_summary_stands_above(shared: Running) -> None:
-    app = view(shared)
-    with shared.http(VIEWER) as viewer:
+async def test_b7_the_summary_stands_above(shared_hub: HubServer) -> None:
+    app = view(shared_hub)
+    with shared_hub.http(VIEWER) as viewer:
         summary = viewer.get("/api/dashboard/state").json()["summary"]
 
     share = summary["denied_share"]
-    async with playing(app):
-        assert head(app).splitlines() == [
-            f"headgate top http://{shared}  live  7 of 7 agents",
+    async with running_view(app):
+        assert header_text(app).splitlines() == [
+            f"headgate top http://{shared_hub}  live  7 of 7 agents",
             f"{summary['checks_per_second']:,.1f} checks/s, {share:.1%} denied; 1 exempt; 0 blocked; store: memory",
             "2 violations in the last hour: planner 2; open alerts: 0",
         ]
@@ -138,15 +138,15 @@ async def test_b7_the_summary_stands_above(shared: Running) -> None:
 
 
 async def test_b2_open_alerts_blocked_agents_and_denied_addresses_stand_above() -> None:
-    with running(Policy(addresses={"limit": "1/hour"})) as hub, hub.http() as anybody:
+    with hub_server(Policy(addresses={"limit": "1/hour"})) as hub, hub.http() as anybody:
         hub.call(hub.hub.gate.block, "planner")
         for _ in range(10):
             hub.call(hub.hub.gate.record_violation, "writer")
         wait_for(lambda: hub.hub.alerts.open, "the alert")
         assert [anybody.get("/api/agents").status_code for _ in range(3)] == [200, 429, 429]
         app = view(hub)
-        async with playing(app):
-            assert head(app).splitlines()[1:] == [
+        async with running_view(app):
+            assert header_text(app).splitlines()[1:] == [
                 "0.0 checks/s, 0.0% denied; 0 exempt; 1 blocked; store: memory",
                 "10 violations in the last hour: writer 10; open alerts: 1",
                 "2 denials by address in the last hour: 127.0.0.1 request 2",
@@ -154,36 +154,36 @@ async def test_b2_open_alerts_blocked_agents_and_denied_addresses_stand_above() 
 
 
 async def test_changes_are_shown_live() -> None:
-    with at_work() as hub:
+    with busy_hub() as hub:
         app = view(hub)
-        async with playing(app) as pilot:
+        async with running_view(app) as pilot:
             hub.run(hub.hub.stats.check("newcomer", "http", "light", cost=9))
-            await until(lambda: names(app)[:2] == ["planner", "newcomer"], pilot)
+            await wait_until(lambda: names(app)[:2] == ["planner", "newcomer"], pilot)
             hub.clock.advance(6)
-            await until(lambda: table(app)[0][2] == "█████████░  90%", pilot)
+            await wait_until(lambda: table(app)[0][2] == "█████████░  90%", pilot)
             hub.hub.gate.remove_exemption("monitor")
-            await until(lambda: "monitor" not in names(app), pilot)
+            await wait_until(lambda: "monitor" not in names(app), pilot)
 
 
-async def test_in_a_large_terminal_long_names_have_room_and_in_a_small_one_all_columns(shared: Running) -> None:
+async def test_in_a_large_terminal_long_names_have_room_and_in_a_small_one_all_columns(shared_hub: HubServer) -> None:
     long = "漢" * 60
-    shared.run(shared.hub.stats.check(long, "ws", "heavy"))
-    app = view(shared)
+    shared_hub.run(shared_hub.hub.stats.check(long, "ws", "heavy"))
+    app = view(shared_hub)
 
     def shown() -> str:
         return next(name for name in names(app) if name.startswith("漢"))
 
-    async with playing(app) as pilot:
+    async with running_view(app) as pilot:
         assert shown() == "漢" * 9 + "…"
-        await until(lambda: re.search(r"writer .* 65% 7/20 +http light +0 +0 +O", screen(app)), pilot)
+        await wait_until(lambda: re.search(r"writer .* 65% 7/20 +http light +0 +0 +O", screen(app)), pilot)
         assert max(map(len, screen(app).splitlines())) <= 80
         await pilot.resize_terminal(200, 50)
-        await until(lambda: shown() == long, pilot)
-        assert "needs 80 columns" not in head(app)
+        await wait_until(lambda: shown() == long, pilot)
+        assert "needs 80 columns" not in header_text(app)
         await pilot.resize_terminal(79, 24)
-        await until(lambda: "\nneeds 80 columns, not 79\n" in head(app), pilot)
+        await wait_until(lambda: "\nneeds 80 columns, not 79\n" in header_text(app), pilot)
         await pilot.resize_terminal(20, 5)
-        await until(lambda: len(shown()) < 10, pilot)
+        await wait_until(lambda: len(shown()) < 10, pilot)
 
 
 def screen(app: TopApp) -> str:
@@ -192,12 +192,12 @@ def screen(app: TopApp) -> str:
     return "\n".join("".join(segment.text for segment in strip) for strip in strips)
 
 
-def said(app: TopApp) -> str:
+def screen_text(app: TopApp) -> str:
     """What is on the screen, in one line: what is told in a corner may be broken into several."""
     return " ".join(screen(app).replace("▌", " ").split())
 
 
-async def test_names_are_shown_escaped(shared: Running) -> None:
+async def test_names_are_shown_escaped(shared_hub: HubServer) -> None:
     evil = "[b]x\x1b[2J\n\u202e"
     usage = {"channel": "[red]", "tier": "\x1b[", "used": 7.5, "remaining": 1, "capacity": 2}
     card = {"agent_id": evil, "connected": True, "usage": usage, "violations": 0, "violations_last_hour": 0}
@@ -205,36 +205,36 @@ async def test_names_are_shown_escaped(shared: Running) -> None:
     summary = {"violations_last_hour": 1, "worst_offenders": [{"agent_id": evil, "violations": 1}], "exempt": 0}
     summary |= {"checks_per_second": 0, "denied_share": 0, "store": "\x1b[2J", "address_denials": 3}
     summary["denied_addresses"] = [{"address": "\x1b[2J", "purpose": "[red]", "denials": 3, "last_at": 1.0}]
-    with impostor({"agents": [card], "summary": summary}) as one:
+    with scripted_server({"agents": [card], "summary": summary}) as one:
         app = view(one)
-        async with playing(app) as pilot:
+        async with running_view(app) as pilot:
             assert names(app) == ["[b]x\\x1b[2J\\n\\u202e"]
             assert " 11d " in screen(app)
-            assert "in the last hour: [b]x\\x1b[2J\\n\\u202e 1; open alerts: 0" in head(app)
-            assert head(app).endswith("3 denials by address in the last hour: \\x1b[2J [red] 3")
+            assert "in the last hour: [b]x\\x1b[2J\\n\\u202e 1; open alerts: 0" in header_text(app)
+            assert header_text(app).endswith("3 denials by address in the last hour: \\x1b[2J [red] 3")
             assert [str(cell) for cell in app._table.get_row_at(0)][-1] == "B"
-            assert "store: \\x1b[2J" in head(app)
+            assert "store: \\x1b[2J" in header_text(app)
             await press(pilot, "e", then=lambda: "Exempt [b]x\\x1b[2J\\n\\u202e from" in screen(app))
-            await press(pilot, "y", then=lambda: "[b]x\\x1b[2J\\n\\u202e is exempt" in said(app))
+            await press(pilot, "y", then=lambda: "[b]x\\x1b[2J\\n\\u202e is exempt" in screen_text(app))
             assert all(line.isprintable() for line in screen(app).splitlines())
 
 
-async def test_an_agent_whose_account_is_full_has_a_letter(shared: Running) -> None:
+async def test_an_agent_whose_account_is_full_has_a_letter(shared_hub: HubServer) -> None:
     card = {"agent_id": "a", "connected": True, "usage": None, "violations": 0, "violations_last_hour": 0}
     card |= {"wait_left_ms": 0, "exempt": False, "override": True, "blocked": False, "account_full": True}
     summary = {"violations_last_hour": 0, "worst_offenders": [], "exempt": 0, "checks_per_second": 0}
     summary |= {"denied_share": 0, "store": "memory", "address_denials": 0, "denied_addresses": []}
-    with impostor({"agents": [card], "summary": summary}) as one:
+    with scripted_server({"agents": [card], "summary": summary}) as one:
         app = view(one)
-        async with playing(app):
+        async with running_view(app):
             assert [str(cell) for cell in app._table.get_row_at(0)][-1] == "AO"
 
 
 # Keys -----------------------------------------------------------------------------------------------------------------
 
 
-async def test_keys_sort_and_sort_the_other_way_round(shared: Running) -> None:
-    app = view(shared)
+async def test_keys_sort_and_sort_the_other_way_round(shared_hub: HubServer) -> None:
+    app = view(shared_hub)
 
     def titles() -> list[str]:
         return [column.label.plain for column in app.query_one(DataTable).ordered_columns]
@@ -242,7 +242,7 @@ async def test_keys_sort_and_sort_the_other_way_round(shared: Running) -> None:
     def shows(place: int, title: str) -> bool:
         return titles()[place] == title
 
-    async with playing(app) as pilot:
+    async with running_view(app) as pilot:
         everybody = sorted(names(app))
         last = ["planner", *[name for name in everybody if name != "planner"]]
         assert titles()[2] == "used ▼"
@@ -258,21 +258,21 @@ async def test_keys_sort_and_sort_the_other_way_round(shared: Running) -> None:
             await press(pilot, key, then=partial(shows, place, f"{title}▲"))
             assert names(app)[-1] == "planner"
         await pilot.click(DataTable, offset=(5, 0))
-        await until(lambda: titles()[1] == "agent ▲", pilot)
+        await wait_until(lambda: titles()[1] == "agent ▲", pilot)
         assert names(app) == everybody
         await pilot.click(DataTable, offset=(0, 0))  # which nothing is sorted by
         assert names(app) == everybody
-        await typed(pilot, "low", then=lambda: names(app) == ["low"])
+        await type_filter(pilot, "low", then=lambda: names(app) == ["low"])
         await press(pilot, "enter", then=lambda: isinstance(app.focused, DataTable))
         await press(pilot, "w", then=lambda: "wait▼" in screen(app))  # drawn anew, though no row has changed
 
 
-async def test_typing_after_a_slash_filters(shared: Running) -> None:
-    app = view(shared)
-    async with playing(app) as pilot:
+async def test_typing_after_a_slash_filters(shared_hub: HubServer) -> None:
+    app = view(shared_hub)
+    async with running_view(app) as pilot:
         everybody = names(app)
-        await typed(pilot, "L", then=lambda: names(app) == ["planner", "half", "low"])
-        await until(lambda: f"3 of {len(everybody)} agents" in head(app), pilot)
+        await type_filter(pilot, "L", then=lambda: names(app) == ["planner", "half", "low"])
+        await wait_until(lambda: f"3 of {len(everybody)} agents" in header_text(app), pilot)
         await press(pilot, "o", then=lambda: names(app) == ["low"])
         await press(pilot, "q", then=lambda: names(app) == [])  # which doesn't quit here
         await press(pilot, "backspace", then=lambda: names(app) == ["low"])
@@ -280,11 +280,11 @@ async def test_typing_after_a_slash_filters(shared: Running) -> None:
         await press(pilot, "n", then=lambda: "agent ▲" in screen(app))  # which sorts again
         assert names(app) == ["low"]
         await press(pilot, "escape", then=lambda: sorted(names(app)) == sorted(everybody))
-        await typed(pilot, "[r", then=lambda: names(app) == ["[red]x[/red]"])
+        await type_filter(pilot, "[r", then=lambda: names(app) == ["[red]x[/red]"])
 
 
-async def test_the_cursor_stays_on_its_agent(shared: Running) -> None:
-    app = view(shared)
+async def test_the_cursor_stays_on_its_agent(shared_hub: HubServer) -> None:
+    app = view(shared_hub)
 
     def chosen() -> str:
         return names(app)[app.query_one(DataTable).cursor_row]
@@ -292,13 +292,13 @@ async def test_the_cursor_stays_on_its_agent(shared: Running) -> None:
     def wide() -> int:
         return app.query_one(DataTable).ordered_columns[1].width
 
-    async with playing(app) as pilot:
+    async with running_view(app) as pilot:
         await press(pilot, "down", "down", then=lambda: chosen() == "writer")
         await press(pilot, "n", then=lambda: names(app) == sorted(names(app)))
         assert chosen() == "writer"
         before = wide()
         await pilot.resize_terminal(100, 30)
-        await until(lambda: wide() > before, pilot)
+        await wait_until(lambda: wide() > before, pilot)
         assert chosen() == "writer"
         await press(pilot, "u", then=lambda: names(app)[0] == "planner")
         await press(pilot, "home", then=lambda: chosen() == "planner")
@@ -307,9 +307,9 @@ async def test_the_cursor_stays_on_its_agent(shared: Running) -> None:
 
 
 async def test_an_agent_is_exempted_and_held_to_its_limits_again_after_a_question() -> None:
-    with at_work() as hub:
+    with busy_hub() as hub:
         app, gate = view(hub), hub.hub.gate
-        async with playing(app) as pilot:
+        async with running_view(app) as pilot:
             question = "Exempt planner from all limits?"
             for no in ("n", "escape"):
                 await press(pilot, "e", then=lambda: question in screen(app))
@@ -317,44 +317,44 @@ async def test_an_agent_is_exempted_and_held_to_its_limits_again_after_a_questio
                 assert not gate.is_exempt("planner")
             await press(pilot, "e", then=lambda: question in screen(app))
             await press(pilot, "y", then=lambda: gate.is_exempt("planner"))
-            await until(lambda: "planner is exempt" in said(app), pilot)
-            await until(lambda: ["○", "planner", "no limit", "", "", "2", "2", "2s", "E"] in table(app), pilot)
-            await typed(pilot, "planner", then=lambda: names(app) == ["planner"])
+            await wait_until(lambda: "planner is exempt" in screen_text(app), pilot)
+            await wait_until(lambda: ["○", "planner", "no limit", "", "", "2", "2", "2s", "E"] in table(app), pilot)
+            await type_filter(pilot, "planner", then=lambda: names(app) == ["planner"])
             await press(pilot, "enter", then=lambda: isinstance(app.focused, DataTable))
             await press(pilot, "e", then=lambda: "End the exemption of planner?" in screen(app))
             await press(pilot, "y", then=lambda: not gate.is_exempt("planner"))
 
 
 async def test_violations_are_forgotten_after_a_question() -> None:
-    with at_work() as hub:
+    with busy_hub() as hub:
         app, gate = view(hub), hub.hub.gate
-        async with playing(app) as pilot:
+        async with running_view(app) as pilot:
             question = "Reset the violations of planner?"
             await press(pilot, "r", then=lambda: question in screen(app))
             await press(pilot, "n", then=lambda: not isinstance(app.screen, ConfirmScreen))
             assert gate.is_rate_limited("planner")
             await press(pilot, "r", then=lambda: question in screen(app))
             await press(pilot, "y", then=lambda: not gate.is_rate_limited("planner"))
-            await until(lambda: table(app)[0][5:8] == ["0", "0", ""], pilot)
+            await wait_until(lambda: table(app)[0][5:8] == ["0", "0", ""], pilot)
 
 
 async def test_without_agents_the_keys_do_nothing() -> None:
-    with capture_logs(), running() as hub:
+    with capture_logs(), hub_server() as hub:
         app = view(hub)
         async with app.run_test() as pilot:
-            await until(lambda: "0 of 0 agents" in head(app), pilot)
+            await wait_until(lambda: "0 of 0 agents" in header_text(app), pilot)
             await press(pilot, "e", "r", "down", "n", then=lambda: "agent ▲" in screen(app))
-            await typed(pilot, "a", then=lambda: app.query_one(Input).value == "a")
+            await type_filter(pilot, "a", then=lambda: app.query_one(Input).value == "a")
             await press(pilot, "escape", then=lambda: isinstance(app.focused, DataTable))
             assert not isinstance(app.screen, ConfirmScreen)
 
 
-async def test_a_viewer_is_told_that_the_admin_token_is_needed(shared: Running) -> None:
-    app = view(shared, VIEWER)
-    async with playing(app) as pilot:
+async def test_a_viewer_is_told_that_the_admin_token_is_needed(shared_hub: HubServer) -> None:
+    app = view(shared_hub, VIEWER)
+    async with running_view(app) as pilot:
         await press(pilot, "r", then=lambda: isinstance(app.screen, ConfirmScreen))
-        await press(pilot, "y", then=lambda: "this needs the token of the admin" in said(app))
-        assert shared.hub.gate.is_rate_limited("planner")
+        await press(pilot, "y", then=lambda: "this needs the token of the admin" in screen_text(app))
+        assert shared_hub.hub.gate.is_rate_limited("planner")
 
 
 class CountingApp(TopApp):
@@ -367,41 +367,41 @@ class CountingApp(TopApp):
 
 
 async def test_a_pause_holds_the_picture() -> None:
-    with at_work() as hub:
+    with busy_hub() as hub:
         app = CountingApp(HubApi(f"http://{hub}", ADMIN, "", timeout=PATIENCE), 0.1)
-        async with playing(app) as pilot:
-            await press(pilot, "p", then=lambda: "paused" in head(app))
+        async with running_view(app) as pilot:
+            await press(pilot, "p", then=lambda: "paused" in header_text(app))
             before = table(app)
             hub.run(hub.hub.stats.check("newcomer", "http", "light"))
             with hub.http(ADMIN) as admin:
                 assert "newcomer" in admin.get("/api/dashboard/state").text
             polled = app.polled
-            await until(lambda: app.polled >= polled + 2, pilot)  # one that was asked for before, and one after
+            await wait_until(lambda: app.polled >= polled + 2, pilot)  # one that was asked for before, and one after
             assert table(app) == before
             await press(pilot, "p", then=lambda: "newcomer" in names(app))
-            assert "live" in head(app)
+            assert "live" in header_text(app)
 
 
-async def test_a_pause_holds_the_picture_while_the_hub_is_away_too(shared: Running) -> None:
-    with shared.http(VIEWER) as viewer:
+async def test_a_pause_holds_the_picture_while_the_hub_is_away_too(shared_hub: HubServer) -> None:
+    with shared_hub.http(VIEWER) as viewer:
         state = viewer.get("/api/dashboard/state").json()
     fewer = {**state, "agents": state["agents"][:2]}
-    with nobody() as port:
+    with unused_port() as port:
         app = view(f"127.0.0.1:{port}")
         async with app.run_test(size=(80, 24)) as pilot:
-            with impostor(state, port=port):
-                await until(lambda: len(names(app)) == len(state["agents"]), pilot)
-                await press(pilot, "p", then=lambda: "paused" in head(app))
-            await until(lambda: "showing old data" in head(app), pilot)
-            with impostor(fewer, port=port):
-                await until(lambda: "paused" in head(app), pilot)
+            with scripted_server(state, port=port):
+                await wait_until(lambda: len(names(app)) == len(state["agents"]), pilot)
+                await press(pilot, "p", then=lambda: "paused" in header_text(app))
+            await wait_until(lambda: "showing old data" in header_text(app), pilot)
+            with scripted_server(fewer, port=port):
+                await wait_until(lambda: "paused" in header_text(app), pilot)
                 assert len(names(app)) == len(state["agents"])
                 await press(pilot, "p", then=lambda: len(names(app)) == 2)
 
 
-async def test_the_help_names_every_key(shared: Running) -> None:
-    app = view(shared)
-    async with playing(app) as pilot:
+async def test_the_help_names_every_key(shared_hub: HubServer) -> None:
+    app = view(shared_hub)
+    async with running_view(app) as pilot:
         await press(pilot, "question_mark", then=lambda: "Press any key to close." in screen(app))
         assert isinstance(app.screen, HelpScreen)
         text = screen(app)
@@ -410,38 +410,36 @@ async def test_the_help_names_every_key(shared: Running) -> None:
 
 
 @pytest.mark.parametrize("key", ["q", "ctrl+c"])
-async def test_quit_keys_end_top(shared: Running, key: str) -> None:
-    app = view(shared)
-    async with playing(app) as pilot:
+async def test_quit_keys_end_top(shared_hub: HubServer, key: str) -> None:
+    app = view(shared_hub)
+    async with running_view(app) as pilot:
         await pilot.press(key)
-        async with asyncio.timeout(PATIENCE):
-            while app.return_value is None:  # noqa: ASYNC110 - a view that ends tells nobody
-                await asyncio.sleep(0.005)
+        await event_loop.wait_until(lambda: app.return_value is not None, "the end of the view")
     assert (app.return_value, app.return_code) == (0, 0)
 
 
 # A hub that is away ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_hub_that_is_away_is_waited_for(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hub_that_is_away_is_waited_for(shared_hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("headgate.cli.top_app.time", SimpleNamespace(monotonic=lambda: now))
-    with shared.http(VIEWER) as viewer:
+    with shared_hub.http(VIEWER) as viewer:
         state = viewer.get("/api/dashboard/state").json()
-    with nobody() as port:
+    with unused_port() as port:
         app = view(f"127.0.0.1:{port}")
         async with app.run_test(size=(80, 24)) as pilot:
-            await until(lambda: "away for 0 s; retrying every second" in head(app), pilot)
-            assert "got: Connection refused; is it running?" in head(app)
-            assert "showing old data" not in head(app)
+            await wait_until(lambda: "away for 0 s; retrying every second" in header_text(app), pilot)
+            assert "got: Connection refused; is it running?" in header_text(app)
+            assert "showing old data" not in header_text(app)
             now += 7
-            await until(lambda: "away for 7 s; retrying every second" in head(app), pilot)
+            await wait_until(lambda: "away for 7 s; retrying every second" in header_text(app), pilot)
             await pilot.press("e", "n")
             for _ in range(2):
-                with impostor(state, port=port):
-                    await until(lambda: "live" in head(app), pilot)
+                with scripted_server(state, port=port):
+                    await wait_until(lambda: "live" in header_text(app), pilot)
                     assert len(names(app)) == len(state["agents"])
-                await until(lambda: "showing old data" in head(app), pilot)
+                await wait_until(lambda: "showing old data" in header_text(app), pilot)
                 assert len(names(app)) == len(state["agents"])
 
 
@@ -468,7 +466,7 @@ async def test_f1_a_key_switches_to_the_accounts_the_worst_first_and_back() -> N
         },
         agents={"planner": {"account": "acme/search"}},
     )
-    with capture_logs(), running(policy) as hub, hub.agent("planner"):
+    with capture_logs(), hub_server(policy) as hub, hub.agent("planner"):
         hub.hub.gate.hold("planner", {"usd": "7.5"}).settle()
         app = view(hub)
 
@@ -476,7 +474,7 @@ async def test_f1_a_key_switches_to_the_accounts_the_worst_first_and_back() -> N
             rows = app.screen.query_one(DataTable)
             return [[cell.plain.strip() for cell in rows.get_row_at(row)] for row in range(rows.row_count)]
 
-        async with playing(app) as pilot:
+        async with running_view(app) as pilot:
             await press(pilot, "a", then=lambda: isinstance(app.screen, AccountsScreen) and len(shown()) == 3)
             assert shown() == [
                 ["acme/search", "usd", "████████░░  75%", "2.5", "10", "never"],
@@ -484,7 +482,7 @@ async def test_f1_a_key_switches_to_the_accounts_the_worst_first_and_back() -> N
                 ["[b]x", "usd", "░░░░░░░░░░   0%", "9", "9", "never"],
             ]
             hub.hub.gate.hold("planner", {"usd": "2.5"})
-            await until(lambda: shown()[0][2:4] == ["██████████ 100%", "0"], pilot)
+            await wait_until(lambda: shown()[0][2:4] == ["██████████ 100%", "0"], pilot)
             await press(pilot, "a", then=lambda: not isinstance(app.screen, AccountsScreen))
             assert names(app) == ["planner"]
 
@@ -492,18 +490,18 @@ async def test_f1_a_key_switches_to_the_accounts_the_worst_first_and_back() -> N
 async def test_f1_a_resource_has_the_room_that_accounts_leave() -> None:
     tool = "a-search-in-the-whole-web"
     policy = Policy(accounts={"at": {"acme": {"tools": {tool: {"requests": "100 in all"}}}}})
-    with capture_logs(), running(policy) as hub:
+    with capture_logs(), hub_server(policy) as hub:
         app = view(hub)
         async with app.run_test(size=(120, 24)) as pilot:
             await press(pilot, "a", then=lambda: f" requests by {tool} ░" in screen(app))
             await pilot.resize_terminal(60, 24)
-            await until(lambda: "needs 80 columns, not 60" in screen(app), pilot)
-            await until(lambda: re.search(r" requests by a-[a-z-]+… ", screen(app)), pilot)
+            await wait_until(lambda: "needs 80 columns, not 60" in screen(app), pilot)
+            await wait_until(lambda: re.search(r" requests by a-[a-z-]+… ", screen(app)), pilot)
 
 
-async def test_f1_a_viewer_is_told_that_accounts_need_the_admins_token(shared: Running) -> None:
-    app = view(shared, VIEWER)
-    async with playing(app) as pilot:
+async def test_f1_a_viewer_is_told_that_accounts_need_the_admins_token(shared_hub: HubServer) -> None:
+    app = view(shared_hub, VIEWER)
+    async with running_view(app) as pilot:
 
         def told() -> bool:
             content = app.screen.query_one("#head", Static).content

@@ -11,10 +11,10 @@ from uuid import uuid4
 import pytest
 from structlog.testing import capture_logs
 
-from tests.support.cli import MODULE, Terminal, run, surroundings
-from tests.support.hub import ADMIN, identified, running
-from tests.support.hub_process import program
-from tests.support.ports import nobody
+from tests.support.cli import MODULE, Terminal, command_environment, run_command
+from tests.support.hub import ADMIN, agent_connection, hub_server
+from tests.support.hub_process import hub_process
+from tests.support.ports import unused_port
 from tests.support.valkey import PATIENCE, wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.once]
@@ -22,9 +22,9 @@ pytestmark = [pytest.mark.long, pytest.mark.once]
 
 def test_a_hub_that_refuses_is_a_plain_error() -> None:
     terminal = Terminal()
-    with capture_logs(), running() as hub:
+    with capture_logs(), hub_server() as hub:
         more = {"HEADGATE_HUB": f"http://{hub}", "HEADGATE_ADMIN_TOKEN": "wrong" * 5}
-        done = run("top", more=more, stdin=terminal.slave, stdout=terminal.slave)
+        done = run_command("top", more=more, stdin=terminal.slave, stdout=terminal.slave)
     assert done.stderr == f"http://{hub}: unknown token, from HEADGATE_ADMIN_TOKEN\n"
     assert done.returncode == 1
     terminal.close()
@@ -34,7 +34,7 @@ def test_a_hub_that_refuses_is_a_plain_error() -> None:
 def test_without_a_terminal_top_names_an_alternative(how: str) -> None:
     terminal = Terminal()
     out = subprocess.PIPE if how == "a pipe" else terminal.slave
-    done = run("top", more={"TERM": "dumb" if how == "dumb" else "xterm"}, stdin=terminal.slave, stdout=out)
+    done = run_command("top", more={"TERM": "dumb" if how == "dumb" else "xterm"}, stdin=terminal.slave, stdout=out)
     text = "top: expected an interactive terminal; headgate agents prints the same as lines\n"
     assert (done.returncode, done.stderr) == (1, text)
     terminal.close()
@@ -88,18 +88,18 @@ def test_top_in_a_real_terminal(tmp_path: Path) -> None:
     data, config = tmp_path / "data", tmp_path / "headgate.toml"
     config.write_text('[limits]\nlight = "10/day"\n[backoff]\nsteps = [500]\nquiet = 3600\n')  # nothing changes soon
     with ExitStack() as things:
-        port = things.enter_context(nobody())
+        port = things.enter_context(unused_port())
         options = ("--port", str(port), "--config", str(config), "--identify-within", str(PATIENCE))
         command = f"{shlex.join([*MODULE, 'top', '--hub', f'http://127.0.0.1:{port}'])}; echo the exit code is $?; cat"
-        hub = things.enter_context(program(data, *options))
+        hub = things.enter_context(hub_process(data, *options))
         with hub.http() as admin:
             admin.post("/api/admin/rate-limits/whitelist", json={"agent_id": "monitor"})
-        environment = surroundings() | {"HEADGATE_ADMIN_TOKEN": ADMIN, "TERM": "xterm-256color"}
+        environment = command_environment() | {"HEADGATE_ADMIN_TOKEN": ADMIN, "TERM": "xterm-256color"}
         tmux = Tmux(command, environment)
         things.callback(tmux.close)
         tmux.wait_for(r"live  1 of 1 agents", r"^○ monitor +no limit .* E$")
         for name, times in (("planner", 14), ("漢字", 6), ("[red]x[/red]", 1)):
-            wire = things.enter_context(identified(hub, name, hub.register(name)))
+            wire = things.enter_context(agent_connection(hub, name, hub.register(name)))
             for _ in range(times):
                 wire.say("ping")
         shown = tmux.wait_for(
@@ -136,7 +136,7 @@ def test_top_in_a_real_terminal(tmp_path: Path) -> None:
         hub.stop()
         away = r"is it running\? \(--hub, HEADGATE_HUB\)".replace(" ", r"\s+")  # it may be broken into lines
         tmux.wait_for(r"away for [1-9]\d* s; retrying every second", away, "^[●○] planner ")
-        with program(data, *options):
+        with hub_process(data, *options):
             tmux.wait_for(r"live  2 of 2 agents")  # the exempt: nobody has come back yet
             tmux("resize-window", "-x", "80", "-y", "24")
             tmux.wait_for(r"^○ planner +no limit .* E *$")

@@ -10,8 +10,8 @@ import pytest
 from headgate import ManualClock
 from headgate.client import Denial, Disconnected, Refused, Unsent
 from tests.support.case_server import CASES, ScriptedCase, case_server
-from tests.support.event_loop import run
-from tests.support.hub_clients import Kind, RelayKind, both_clients, stays
+from tests.support.event_loop import holds_for_turns, run
+from tests.support.hub_clients import Kind, RelayKind, both_clients
 from tests.support.valkey import PATIENCE
 
 pytestmark = [pytest.mark.long, pytest.mark.once]
@@ -53,7 +53,9 @@ class CaseRun:
             await asyncio.sleep(0.001)
         if "final" in self._expected:
             self._clock.advance(100)
-            assert await stays(lambda: self._server.log["connections"] == self._expected["connections"], turns=5)
+            assert await holds_for_turns(
+                lambda: self._server.log["connections"] == self._expected["connections"], turns=5
+            )
             with pytest.raises(Refused) as info:
                 await self._kind.send(self._client, "bob", "late")
             assert info.value.code == self._expected["final"]
@@ -97,7 +99,9 @@ class CaseRun:
         if len(self._losses) > losses and not self._is_over():
             connections = self._server.log["connections"]
             self._clock.advance(self._losses[losses].wait - 0.000001)
-            assert await stays(lambda: self._server.log["connections"] == connections, turns=2), "it came early"
+            assert await holds_for_turns(lambda: self._server.log["connections"] == connections, turns=2), (
+                "it came early"
+            )
             self._clock.advance(0.000001)
             self._seen = (losses + 1, denials, silent)
         elif len(self._denials) > denials and not self._is_over():
@@ -105,7 +109,7 @@ class CaseRun:
             self._seen = (losses, denials + 1, silent)
         elif self._server.log["silent"] > silent:
             self._clock.advance(ANSWER_WITHIN - 0.001)
-            assert await stays(lambda: len(self._losses) == losses, turns=2), "it gave up early"
+            assert await holds_for_turns(lambda: len(self._losses) == losses, turns=2), "it gave up early"
             self._clock.advance(0.001)
             self._seen = (losses, denials, silent + 1)
 

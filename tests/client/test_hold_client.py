@@ -16,8 +16,8 @@ from headgate import HoldError, InvalidInput, ManualClock, Policy, UnknownHold
 from headgate.client import HoldClient, HoldDenied, HubUnavailable, Refused, SyncClientHold, SyncHoldClient
 from headgate.flow import Flow, adrive, drive
 from headgate.gate.accounts import Bound
-from tests.support.event_loop import turns, until
-from tests.support.hub import ADMIN, Running, running
+from tests.support.event_loop import take_turns, wait_until
+from tests.support.hub import ADMIN, HubServer, hub_server
 from tests.support.threads import run_together
 from tests.support.valkey import PATIENCE, wait_for
 
@@ -42,23 +42,23 @@ class SkippingClock(ManualClock):
 
 
 @pytest.fixture
-def hub() -> Iterator[Running]:
-    with running(POLICY) as hub:
+def hub() -> Iterator[HubServer]:
+    with hub_server(POLICY) as hub:
         yield hub
 
 
 @pytest.fixture
-def token(hub: Running) -> str:
+def token(hub: HubServer) -> str:
     return hub.register("planner")
 
 
-def left(hub: Running) -> str:
+def left(hub: HubServer) -> str:
     """What is left of the account's money, and of the agent's slots."""
     usd, slots = [hub.hub.gate.account(path).limits[0].left for path in ("acme", "acme/-/planner")]
     return f"{usd:.2f} {slots}"
 
 
-def state(hub: Running, hold_id: str) -> str:
+def state(hub: HubServer, hold_id: str) -> str:
     return hub.hub.gate.find_hold("planner", hold_id).state
 
 
@@ -95,7 +95,7 @@ class LossyTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
         await self._async.aclose()
 
 
-async def test_a_block_is_settled_with_what_was_used(hub: Running, token: str) -> None:
+async def test_a_block_is_settled_with_what_was_used(hub: HubServer, token: str) -> None:
     async with HoldClient(f"http://{hub}", token) as client:
         async with client.hold({"usd": "3"}, session="run-42", tool="web") as hold:
             assert (hold.state, hold.account, hold.costs["usd"]) == ("open", "acme/-/planner", Decimal(3))
@@ -108,7 +108,7 @@ async def test_a_block_is_settled_with_what_was_used(hub: Running, token: str) -
         assert left(hub) == "8.70 2"
 
 
-def test_a_block_in_a_thread_is_settled_with_what_was_used(hub: Running, token: str) -> None:
+def test_a_block_in_a_thread_is_settled_with_what_was_used(hub: HubServer, token: str) -> None:
     with SyncHoldClient(f"http://{hub}/", token) as client:
         with client.hold({"usd": "3"}, session="run-42") as hold:
             assert left(hub) == "7.00 1"
@@ -118,8 +118,8 @@ def test_a_block_in_a_thread_is_settled_with_what_was_used(hub: Running, token: 
         assert client.account("acme") == hub.hub.gate.account("acme")
 
 
-@pytest.mark.usefixtures("_switching")
-def test_threads_that_use_a_hold_at_the_same_time_add_up(hub: Running, token: str) -> None:
+@pytest.mark.usefixtures("_frequent_switches")
+def test_threads_that_use_a_hold_at_the_same_time_add_up(hub: HubServer, token: str) -> None:
     def use_often(hold: SyncClientHold) -> None:
         for _ in range(50_000):
             hold.use({"usd": "0.000001"})
@@ -130,7 +130,7 @@ def test_threads_that_use_a_hold_at_the_same_time_add_up(hub: Running, token: st
     assert hold.costs["usd"] == Decimal("0.2")
 
 
-async def test_the_verbs(hub: Running, token: str) -> None:
+async def test_the_verbs(hub: HubServer, token: str) -> None:
     async with HoldClient(f"http://{hub}", token) as client:
         hold = await client.hold({"usd": 1}, hold_id="one")
         await hold.extend({"usd": "0.5"}, lease=100)
@@ -148,7 +148,7 @@ async def test_the_verbs(hub: Running, token: str) -> None:
         assert (await client.account("acme")).limits[0].spent == Decimal("0.75")
 
 
-def test_the_verbs_in_a_thread(hub: Running, token: str) -> None:
+def test_the_verbs_in_a_thread(hub: HubServer, token: str) -> None:
     with SyncHoldClient(f"http://{hub}", token) as client:
         hold = client.hold({"usd": 1}, hold_id="one")
         hold.extend({"usd": "0.5"}, lease=100)
@@ -160,7 +160,7 @@ def test_the_verbs_in_a_thread(hub: Running, token: str) -> None:
             client.find_hold("none")
 
 
-async def test_a_hold_that_nobody_has_awaited_says_so(hub: Running, token: str) -> None:
+async def test_a_hold_that_nobody_has_awaited_says_so(hub: HubServer, token: str) -> None:
     async with HoldClient(f"http://{hub}", token) as client:
         with pytest.raises(HoldError, match=r"^hold: expected `await` before it, or `async with`, got neither"):
             bool(client.hold({"usd": 1}))
@@ -173,14 +173,14 @@ async def test_a_hold_that_nobody_has_awaited_says_so(hub: Running, token: str) 
             await pending.__aenter__()
 
 
-async def test_an_admin_holds_for_an_agent(hub: Running) -> None:
+async def test_an_admin_holds_for_an_agent(hub: HubServer) -> None:
     async with HoldClient(f"http://{hub}", ADMIN, agent="planner") as client:
         async with client.hold({"usd": 1}) as hold:
             assert hold.account == "acme/-/planner"
         assert left(hub) == "9.00 2"
 
 
-async def test_a_denial_says_what_bound_and_is_not_repeated(hub: Running, token: str) -> None:
+async def test_a_denial_says_what_bound_and_is_not_repeated(hub: HubServer, token: str) -> None:
     lossy = LossyTransport()
     client = HoldClient(f"http://{hub}", token, http=httpx.AsyncClient(transport=lossy))
     async with client:
@@ -195,7 +195,7 @@ async def test_a_denial_says_what_bound_and_is_not_repeated(hub: Running, token:
         assert (left(hub), len(lossy.seen)) == ("1.00 1", 3)
 
 
-async def test_a_block_that_raises_keeps_the_cost_and_frees_the_slot(hub: Running, token: str) -> None:
+async def test_a_block_that_raises_keeps_the_cost_and_frees_the_slot(hub: HubServer, token: str) -> None:
     async with HoldClient(f"http://{hub}", token) as client:
         for used, expected in [("0", "9.00 2"), ("1.5", "7.50 2")]:
             with pytest.raises(ZeroDivisionError):
@@ -222,7 +222,7 @@ async def _hold_for_ever(client: HoldClient, entered: asyncio.Event) -> None:
         await asyncio.Event().wait()
 
 
-async def test_a_hold_that_nobody_waits_for_any_more_is_cancelled(hub: Running, token: str) -> None:
+async def test_a_hold_that_nobody_waits_for_any_more_is_cancelled(hub: HubServer, token: str) -> None:
     async with HoldClient(f"http://{hub}", token) as client:
         others = [await client.hold({"usd": 1}) for _ in range(2)]  # all slots
         task = asyncio.create_task(_hold_for_ever(client, asyncio.Event()))
@@ -236,14 +236,14 @@ async def test_a_hold_that_nobody_waits_for_any_more_is_cancelled(hub: Running, 
     assert left(hub) == "9.00 1"
 
 
-def test_a_block_in_a_thread_that_raises_keeps_the_cost(hub: Running, token: str) -> None:
+def test_a_block_in_a_thread_that_raises_keeps_the_cost(hub: HubServer, token: str) -> None:
     with SyncHoldClient(f"http://{hub}", token) as client:
         with pytest.raises(ZeroDivisionError), client.hold({"usd": 1}) as hold:
             raise ZeroDivisionError
         assert (hold.state, left(hub)) == ("expired", "9.00 2")
 
 
-async def test_the_lease_is_renewed_while_the_block_runs(hub: Running, token: str) -> None:
+async def test_the_lease_is_renewed_while_the_block_runs(hub: HubServer, token: str) -> None:
     async with HoldClient(f"http://{hub}", token, clock=hub.clock) as client:
         async with client.hold({"usd": 1}, lease=60) as hold:
             for _ in range(6):
@@ -255,11 +255,11 @@ async def test_the_lease_is_renewed_while_the_block_runs(hub: Running, token: st
         assert (hold.state, left(hub)) == ("settled", "9.00 2")
 
 
-def _renewed(hub: Running, hold_id: str) -> None:
+def _renewed(hub: HubServer, hold_id: str) -> None:
     wait_for(lambda: hub.hub.gate.find_hold("planner", hold_id).lease_left == 60, "the renewal")
 
 
-def test_the_lease_is_renewed_in_a_thread(hub: Running, token: str) -> None:
+def test_the_lease_is_renewed_in_a_thread(hub: HubServer, token: str) -> None:
     with SyncHoldClient(f"http://{hub}", token, clock=hub.clock) as client:
         with client.hold({"usd": 1}, lease=60) as hold:
             for _ in range(6):
@@ -269,7 +269,7 @@ def test_the_lease_is_renewed_in_a_thread(hub: Running, token: str) -> None:
         assert (hold.state, left(hub)) == ("settled", "9.00 2")
 
 
-async def test_a_lease_is_not_renewed_beyond_the_greatest_age(hub: Running, token: str) -> None:
+async def test_a_lease_is_not_renewed_beyond_the_greatest_age(hub: HubServer, token: str) -> None:
     async with HoldClient(f"http://{hub}", token, clock=hub.clock) as client:
         async with client.hold({"usd": 1}, lease=60, max_age=20) as hold:
             await asyncio.to_thread(wait_for, lambda: hub.clock._alarms, "the pause of the renewer")
@@ -283,7 +283,7 @@ async def test_a_lease_is_not_renewed_beyond_the_greatest_age(hub: Running, toke
 
 @pytest.mark.parametrize("fault", ["request", "answer", 503, 502])
 async def test_lost_requests_and_answers_are_repeated_and_charge_once(
-    hub: Running, token: str, fault: str | int
+    hub: HubServer, token: str, fault: str | int
 ) -> None:
     clock, lossy = SkippingClock(), LossyTransport(fault, fault, "")
     http = httpx.AsyncClient(transport=lossy)
@@ -302,7 +302,7 @@ async def test_lost_requests_and_answers_are_repeated_and_charge_once(
 
 
 @pytest.mark.parametrize("fault", ["answer", 503])
-def test_a_thread_repeats_lost_requests_too(hub: Running, token: str, fault: str | int) -> None:
+def test_a_thread_repeats_lost_requests_too(hub: HubServer, token: str, fault: str | int) -> None:
     clock, lossy = SkippingClock(), LossyTransport(fault, "")
     with SyncHoldClient(f"http://{hub}", token, clock=clock, http=httpx.Client(transport=lossy)) as client:
         hold = client.hold({"usd": 1})
@@ -354,10 +354,10 @@ class HtmlTransport(httpx.BaseTransport):
     """A proxy that answers with a page of its own, piece by piece as from a socket."""
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, stream=Page())
+        return httpx.Response(200, stream=HtmlStream())
 
 
-class Page(httpx.SyncByteStream):
+class HtmlStream(httpx.SyncByteStream):
     def __iter__(self) -> Iterator[bytes]:
         yield b"<html>"
         yield b"</html>"
@@ -374,7 +374,7 @@ def test_an_answer_that_is_none_of_a_hub_says_where_it_is_from() -> None:
 
 
 async def test_a_settlement_that_fails_does_not_hide_the_error_of_the_block(
-    hub: Running, token: str, caplog: pytest.LogCaptureFixture
+    hub: HubServer, token: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock, lossy = SkippingClock(), LossyTransport()
     http = httpx.AsyncClient(transport=lossy)
@@ -394,14 +394,14 @@ async def test_a_settlement_that_fails_does_not_hide_the_error_of_the_block(
 
 async def test_the_programs_own_limit_is_waited_for(token: str) -> None:
     policy = Policy(limits={"normal": "1/second", "light": "100/minute"}, agents={"planner": {"account": "acme"}})
-    with running(policy) as hub:
+    with hub_server(policy) as hub:
 
-        class Both(SkippingClock):
+        class HubAdvancingClock(SkippingClock):
             def alarm(self, when: int, wake: Callable[[], None]) -> float | None:
                 hub.clock.advance((when - self.now()) / 1_000_000)
                 return super().alarm(when, wake)
 
-        clock = Both()
+        clock = HubAdvancingClock()
         async with HoldClient(f"http://{hub}", hub.register("planner"), clock=clock) as client:
             for _ in range(3):
                 await (await client.hold({"usd": 1})).settle()
@@ -466,7 +466,7 @@ async def test_a_denial_after_which_no_wait_helps_is_not_repeated() -> None:
         ({"usd": True}, "cost of usd: expected a number, got True"),
     ],
 )
-def test_wrong_costs_are_refused_before_anything_is_sent(hub: Running, token: str, costs: Any, text: str) -> None:
+def test_wrong_costs_are_refused_before_anything_is_sent(hub: HubServer, token: str, costs: Any, text: str) -> None:
     with SyncHoldClient(f"http://{hub}", token) as client:
         with pytest.raises(InvalidInput, match=text):
             client.hold(costs)
@@ -485,7 +485,7 @@ def test_a_wrong_address_is_refused(url: Any) -> None:
         SyncHoldClient("http://hub", "token", most=5)  # type: ignore[call-arg]
 
 
-def test_many_threads_share_a_client(hub: Running, token: str) -> None:
+def test_many_threads_share_a_client(hub: HubServer, token: str) -> None:
     with SyncHoldClient(f"http://{hub}", token) as client, ThreadPoolExecutor(8) as pool:
 
         def work(_: int) -> bool:
@@ -523,14 +523,14 @@ async def test_a_hold_that_waits_hangs_up_and_is_cancelled_once_the_hub_has_sure
     hub, clock = SlowHub(), ManualClock(1000)
     async with hub.client(clock) as client:
         task = asyncio.create_task(_hold_for_ever(client, asyncio.Event()))
-        await until(lambda: hub.asked, "the hold")
+        await wait_until(lambda: hub.asked, "the hold")
         task.cancel()
-        await until(lambda: clock._alarms, "the pause")
+        await wait_until(lambda: clock._alarms, "the pause")
         clock.advance(0.499)
-        await turns(20)
+        await take_turns(20)
         assert hub.asked == ["/v1/holds"]
         clock.advance(0.001)
-        await until(lambda: len(hub.asked) == 2, "the cancellation")
+        await wait_until(lambda: len(hub.asked) == 2, "the cancellation")
         assert re.fullmatch("/v1/holds/[0-9a-f]{32}/cancel", hub.asked[1])
 
 
@@ -538,12 +538,12 @@ async def test_a_hold_that_does_not_wait_is_cancelled_after_its_answer() -> None
     hub, clock = SlowHub(), SkippingClock()
     async with hub.client(clock) as client:
         task = asyncio.ensure_future(client.hold({"usd": 1}, hold_id="one"))
-        await until(lambda: hub.asked, "the hold")
+        await wait_until(lambda: hub.asked, "the hold")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await turns(20)
+        await take_turns(20)
         assert hub.asked == ["/v1/holds"]
         hub.answer.set()
-        await until(lambda: len(hub.asked) == 2, "the cancellation")
+        await wait_until(lambda: len(hub.asked) == 2, "the cancellation")
         assert (hub.asked[1], clock.pauses) == ("/v1/holds/one/cancel", [])

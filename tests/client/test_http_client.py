@@ -16,24 +16,24 @@ import pytest
 from headgate import HeadgateError, InvalidInput, ManualClock, parse
 from headgate.client import http
 from headgate.client.http import AsyncObeyingTransport, ObeyingTransport, TooLong, WaitNotice
-from tests.support.asgi_server import serving
-from tests.support.event_loop import run, until
+from tests.support.asgi_server import app_server
+from tests.support.event_loop import holds_for_turns, run, wait_until
 from tests.support.obeying_transports import (
     AsyncCountingTransport,
     Receive,
-    Script,
+    RecordingServer,
+    ScriptedApp,
     Send,
-    Server,
     SimulatedClock,
-    answer,
     fixed_window_app,
     headgate_app,
-    hello,
-    obeying,
+    hello_app,
+    obeying_client,
     patient_async_client,
     patient_client,
+    recording_server,
     retry_after,
-    served,
+    send_answer,
 )
 from tests.support.valkey import wait_for
 
@@ -42,17 +42,17 @@ pytestmark = pytest.mark.once
 # 500 requests --------------------------------------------------------------------------------------------------------
 
 
-def within_five_percent(server: Server, requests: int, ideal: float) -> None:
+def check_within_five_percent(server: RecordingServer, requests: int, ideal: float) -> None:
     assert server.answered == [200] * requests, "and nothing was sent that was denied"
     assert ideal <= server.moments[-1] <= ideal * 1.05
 
 
 def test_500_requests_all_succeed_none_is_denied_and_no_time_is_lost() -> None:
     clock = SimulatedClock()
-    with served(headgate_app("60/minute", clock), clock) as server, obeying(clock) as client:
+    with recording_server(headgate_app("60/minute", clock), clock) as server, obeying_client(clock) as client:
         for _ in range(500):
             assert client.get(str(server)).status_code == 200
-    within_five_percent(server, 500, 440)
+    check_within_five_percent(server, 500, 440)
 
 
 @pytest.mark.long
@@ -79,27 +79,27 @@ def test_requests_of_50_tasks_at_once(
         async with patient_async_client(transport) as client:
             await asyncio.gather(*(some(client) for _ in range(50)))
 
-    with served(app_on(clock), clock) as server:
+    with recording_server(app_on(clock), clock) as server:
         run(main())
-    within_five_percent(server, 50 * each, ideal)
+    check_within_five_percent(server, 50 * each, ideal)
 
 
 def test_requests_of_20_threads_at_once() -> None:
     clock = SimulatedClock()
-    with served(headgate_app("60/minute burst 10", clock), clock) as server, obeying(clock) as client:
+    with recording_server(headgate_app("60/minute burst 10", clock), clock) as server, obeying_client(clock) as client:
         with ThreadPoolExecutor(20) as pool:
             answers = list(pool.map(lambda _: client.get(str(server)).status_code, range(200)))
         assert answers == [200] * 200
-    within_five_percent(server, 200, 190)
+    check_within_five_percent(server, 200, 190)
 
 
 def test_a_hundred_clients_that_are_denied_at_the_same_moment_come_back_at_different_ones() -> None:
-    script = Script(*[(429, retry_after(60)), (200, {})] * 100)
+    script = ScriptedApp(*[(429, retry_after(60)), (200, {})] * 100)
     waits: list[float] = []
-    with served(script, ManualClock()) as server:
+    with recording_server(script, ManualClock()) as server:
         for _ in range(100):
             clock = SimulatedClock()  # each stands at 0 when its client is denied
-            with obeying(clock, random=None, on_wait=lambda notice: waits.append(notice.seconds)) as client:
+            with obeying_client(clock, random=None, on_wait=lambda notice: waits.append(notice.seconds)) as client:
                 assert client.get(str(server)).status_code == 200
     assert len(waits) == 100
     assert min(waits) >= 60
@@ -124,12 +124,11 @@ def test_requests_wait_first_come_first_served_and_notices_are_sent() -> None:
                 tasks.append(asyncio.create_task(client.get(f"{server}/{number}")))
                 await asyncio.sleep(0)
             for number in range(5):
-                await until(lambda number=number: len(notices) == number + 1, "a wait")  # type: ignore[misc]
+                await wait_until(lambda number=number: len(notices) == number + 1, "a wait")  # type: ignore[misc]
                 if number == 2:
                     tasks[3].cancel()
                 clock.advance(1.999999)
-                await asyncio.sleep(0.01)  # time enough to be early
-                assert len(server.paths) == number + 1
+                assert await holds_for_turns(lambda number=number: len(server.paths) == number + 1)  # type: ignore[misc]
                 clock.advance(0.000001)
                 await asyncio.wait(tasks[number:], return_when=asyncio.FIRST_COMPLETED)
                 await tasks[number]
@@ -139,7 +138,7 @@ def test_requests_wait_first_come_first_served_and_notices_are_sent() -> None:
                     break
             await asyncio.gather(*tasks)
 
-    with served(headgate_app("30/minute burst 1", clock), clock) as server:
+    with recording_server(headgate_app("30/minute burst 1", clock), clock) as server:
         run(main())
     assert server.paths == ["/first", "/0", "/1", "/2", "/4"]
     assert server.moments == [0, 2, 4, 6, 8]
@@ -155,7 +154,7 @@ def test_a_full_queue_is_not_joined() -> None:
         async with patient_async_client(transport) as client:
             await client.get(str(server))
             waiting = [asyncio.create_task(client.get(str(server))) for _ in range(2)]
-            await until(lambda: bool(notices), "a wait")
+            await wait_until(lambda: bool(notices), "a wait")
             with pytest.raises(TooLong, match=f"not sent: 2 requests wait for {server} already; send fewer at once"):
                 await client.get(str(server))
             for task in waiting:
@@ -164,7 +163,7 @@ def test_a_full_queue_is_not_joined() -> None:
             clock.advance(60)
             assert (await client.get(str(server))).status_code == 200, "they have left the line"
 
-    with served(headgate_app("1/minute", clock), clock) as server:
+    with recording_server(headgate_app("1/minute", clock), clock) as server:
         run(main())
 
 
@@ -175,23 +174,23 @@ def test_a_request_cancelled_between_two_tries_leaves_the_queue() -> None:
     async def main() -> None:
         async with patient_async_client(AsyncObeyingTransport(clock=clock, on_wait=notices.append)) as client:
             task = asyncio.create_task(client.get(str(server)))
-            await until(lambda: bool(notices), "a wait")
+            await wait_until(lambda: bool(notices), "a wait")
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
             clock.advance(100)
             assert (await client.get(str(server))).text == "answer 2"
 
-    with served(Script((429, retry_after(60))), clock) as server:
+    with recording_server(ScriptedApp((429, retry_after(60))), clock) as server:
         run(main())
 
 
 def test_limits_of_one_server_do_not_affect_another() -> None:
     clock = SimulatedClock()
     with (
-        served(headgate_app("1/minute", clock), clock) as one,
-        served(headgate_app("1/minute", clock), clock) as other,
-        obeying(clock) as client,
+        recording_server(headgate_app("1/minute", clock), clock) as one,
+        recording_server(headgate_app("1/minute", clock), clock) as other,
+        obeying_client(clock) as client,
     ):
         for server in (one, other):
             client.get(str(server))
@@ -204,8 +203,8 @@ def test_idle_servers_are_forgotten_above_the_maximum(monkeypatch: pytest.Monkey
     monkeypatch.setattr(http, "_MOST_ORIGINS", 2)
     clock = ManualClock()
     with ExitStack() as stack:
-        apps = [hello, headgate_app("1/minute", clock), hello, hello]
-        servers = [stack.enter_context(served(app, clock)) for app in apps]
+        apps = [hello_app, headgate_app("1/minute", clock), hello_app, hello_app]
+        servers = [stack.enter_context(recording_server(app, clock)) for app in apps]
         transport = ObeyingTransport(clock=clock, most_wait=1)
         client = stack.enter_context(patient_client(transport))
         for server in servers:
@@ -226,7 +225,7 @@ def test_while_an_answer_may_change_it_a_long_wait_is_not_given_up() -> None:
             told = '"a";r=0;t=86'
         else:
             told = '"a";r=1;t=778'
-        await answer(send, 200, {"ratelimit-policy": '"a";q=10;w=864', "ratelimit": told})
+        await send_answer(send, 200, {"ratelimit-policy": '"a";q=10;w=864', "ratelimit": told})
 
     async def main() -> None:
         waits: list[float] = []
@@ -234,9 +233,9 @@ def test_while_an_answer_may_change_it_a_long_wait_is_not_given_up() -> None:
         async with patient_async_client(transport) as client:
             await client.get(f"http://{server}")
             slow = asyncio.create_task(client.get(f"http://{server}/slow"))
-            await until(lambda: arrived.acquire(blocking=False), "a request")
+            await wait_until(lambda: arrived.acquire(blocking=False), "a request")
             other = asyncio.create_task(client.get(f"http://{server}"))
-            await until(lambda: bool(waits), "a wait")
+            await wait_until(lambda: bool(waits), "a wait")
             assert waits[0] > 300
             server.call(go_on.set)
             await slow
@@ -244,7 +243,7 @@ def test_while_an_answer_may_change_it_a_long_wait_is_not_given_up() -> None:
             clock.advance(86)
             assert (await other).status_code == 200
 
-    with serving(app) as server:
+    with app_server(app) as server:
         run(main())
 
 
@@ -252,7 +251,7 @@ def test_several_policies_are_all_obeyed() -> None:
     clock = SimulatedClock()
     limit = "5/second; 20/minute"
     assert len(parse(limit).parts) == 2
-    with served(headgate_app(limit, clock), clock) as server, obeying(clock) as client:
+    with recording_server(headgate_app(limit, clock), clock) as server, obeying_client(clock) as client:
         for _ in range(60):
             client.get(str(server))
     assert server.answered == [200] * 60
@@ -265,17 +264,17 @@ def test_the_first_answer_of_a_new_server_is_awaited_before_more_is_sent() -> No
     async def app(_scope: dict[str, Any], _receive: Receive, send: Send) -> None:
         arrived.release()
         await answered.wait()
-        await answer(send, 200)
+        await send_answer(send, 200)
 
     async def main() -> None:
         async with patient_async_client(AsyncObeyingTransport(clock=ManualClock())) as client:
             tasks = [asyncio.create_task(client.get(f"http://{server}")) for _ in range(20)]
-            await until(lambda: arrived.acquire(blocking=False), "a request")
+            await wait_until(lambda: arrived.acquire(blocking=False), "a request")
             assert not arrived.acquire(blocking=False)
             server.call(answered.set)
             assert [response.status_code for response in await asyncio.gather(*tasks)] == [200] * 20
 
-    with serving(app) as server:
+    with app_server(app) as server:
         run(main())
 
 
@@ -292,7 +291,7 @@ def test_a_body_is_streamed_as_it_comes() -> None:
         await send({"type": "http.response.body", "body": b"two"})
 
     with (
-        serving(app) as server,
+        app_server(app) as server,
         patient_client(ObeyingTransport()) as client,
         client.stream("GET", f"http://{server}") as response,
     ):

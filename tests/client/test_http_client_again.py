@@ -9,21 +9,21 @@ import pytest
 
 from headgate import HeadgateError, ManualClock
 from headgate.client.http import AsyncObeyingTransport, TooLong, WaitNotice
-from tests.support.asgi_server import serving
-from tests.support.event_loop import run, until
+from tests.support.asgi_server import app_server
+from tests.support.event_loop import run, wait_until
 from tests.support.obeying_transports import (
     Headers,
     Receive,
-    Script,
+    ScriptedApp,
     Send,
     SimulatedClock,
-    answer,
-    obeying,
+    obeying_client,
     patient_async_client,
+    recording_server,
     retry_after,
-    served,
+    send_answer,
 )
-from tests.support.ports import nobody
+from tests.support.ports import unused_port
 
 pytestmark = pytest.mark.once
 
@@ -46,8 +46,8 @@ pytestmark = pytest.mark.once
 def test_requests_that_are_safe_to_repeat_are_sent_again(
     request_of: Any, first: tuple[int, Headers], tries: int
 ) -> None:
-    clock, script = SimulatedClock(), Script(first)
-    with served(script, clock) as server, obeying(clock) as client:
+    clock, script = SimulatedClock(), ScriptedApp(first)
+    with recording_server(script, clock) as server, obeying_client(clock) as client:
         response = client.request(url=str(server), **request_of)
         assert server.answered == [first[0], 200][:tries]
         assert response.status_code == server.answered[-1]
@@ -59,7 +59,7 @@ def test_requests_that_are_safe_to_repeat_are_sent_again(
 
 def test_after_a_connection_error_nothing_is_sent_again() -> None:
     clock = SimulatedClock()
-    with nobody() as port, obeying(clock) as client, pytest.raises(httpx.ConnectError):
+    with unused_port() as port, obeying_client(clock) as client, pytest.raises(httpx.ConnectError):
         client.post(f"http://127.0.0.1:{port}", json={})
     assert clock.now() == 0
 
@@ -72,7 +72,7 @@ def test_after_a_broken_connection_nothing_is_sent_again_and_the_next_in_line_go
         lines.append(await reader.readline())
         await reader.readuntil(b"\r\n\r\n")
         if len(lines) == 1:
-            await until(lambda: bool(notices), "a wait")  # somebody waits for the first answer
+            await wait_until(lambda: bool(notices), "a wait")  # somebody waits for the first answer
         else:
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
         writer.close()
@@ -94,17 +94,23 @@ def test_after_a_broken_connection_nothing_is_sent_again_and_the_next_in_line_go
 
 def test_after_the_last_retry_the_denial_is_returned_unchanged() -> None:
     clock = SimulatedClock()
-    with served(Script(*[(429, retry_after(1))] * 9), clock) as server, obeying(clock, retries=2) as client:
+    with (
+        recording_server(ScriptedApp(*[(429, retry_after(1))] * 9), clock) as server,
+        obeying_client(clock, retries=2) as client,
+    ):
         response = client.get(str(server))
         assert (response.status_code, response.text) == (429, "answer 3")
         assert len(server.peers) == 1, "one connection served all tries"
-    with served(Script(*[(429, retry_after(1))] * 9), clock) as server, obeying(clock, retries=0) as client:
+    with (
+        recording_server(ScriptedApp(*[(429, retry_after(1))] * 9), clock) as server,
+        obeying_client(clock, retries=0) as client,
+    ):
         assert client.get(str(server)).text == "answer 1"
 
 
 def test_a_wait_that_is_too_long_is_not_waited_for() -> None:
     clock = SimulatedClock()
-    with served(Script((429, retry_after(3600))), clock) as server, obeying(clock) as client:
+    with recording_server(ScriptedApp((429, retry_after(3600))), clock) as server, obeying_client(clock) as client:
         assert client.get(str(server)).status_code == 429
         text = r"allows nothing for 36\d\d\.\d s, and a request waits at most 300 s; try again then, or give"
         with pytest.raises(TooLong, match=text) as no:
@@ -119,7 +125,10 @@ def test_a_wait_that_is_too_long_is_not_waited_for() -> None:
 
 def test_the_total_wait_of_a_request_is_bounded() -> None:
     clock = SimulatedClock()
-    with served(Script(*[(429, retry_after(40))] * 9), clock) as server, obeying(clock, most_wait=100) as client:
+    with (
+        recording_server(ScriptedApp(*[(429, retry_after(40))] * 9), clock) as server,
+        obeying_client(clock, most_wait=100) as client,
+    ):
         assert client.get(str(server)).text == "answer 3"
     assert 80 <= server.moments[-1] <= 100
 
@@ -132,16 +141,16 @@ def test_a_request_that_may_wait_no_longer_does_not_queue_again() -> None:
         transport = AsyncObeyingTransport(clock=clock, jitter=0, most_wait=100, on_wait=notices.append)
         async with patient_async_client(transport) as client:
             first = asyncio.create_task(client.get(str(server)))
-            await until(lambda: len(notices) == 1, "a wait")
+            await wait_until(lambda: len(notices) == 1, "a wait")
             second = asyncio.create_task(client.get(str(server)))
             await asyncio.sleep(0)
             clock.advance(60)
             assert (await first).text == "answer 2"
-            await until(lambda: len(notices) > 1 and notices[-1].seconds == 60, "a wait")
+            await wait_until(lambda: len(notices) > 1 and notices[-1].seconds == 60, "a wait")
             clock.advance(60)
             assert (await second).text == "answer 3"
 
-    with served(Script((429, retry_after(60)), (429, retry_after(60))), clock) as server:
+    with recording_server(ScriptedApp((429, retry_after(60)), (429, retry_after(60))), clock) as server:
         run(main())
 
 
@@ -151,11 +160,11 @@ def test_a_denial_that_is_given_back_after_all_still_has_its_body() -> None:
     async def app(scope: dict[str, Any], _receive: Receive, send: Send) -> None:
         if scope["path"] == "/long":
             await heard.wait()
-            await answer(send, 429, retry_after(1000), b"long")
+            await send_answer(send, 429, retry_after(1000), b"long")
         elif scope["path"] == "/short":
-            await answer(send, 429, retry_after(10), b"short")
+            await send_answer(send, 429, retry_after(10), b"short")
         else:
-            await answer(send, 200)
+            await send_answer(send, 200)
 
     async def main() -> list[str]:
         transport = AsyncObeyingTransport(clock=ManualClock(), on_wait=lambda _: server.call(heard.set))
@@ -164,7 +173,7 @@ def test_a_denial_that_is_given_back_after_all_still_has_its_body() -> None:
             both = (client.get(f"http://{server}/{path}") for path in ("short", "long"))
             return [response.text for response in await asyncio.gather(*both)]
 
-    with serving(app) as server:
+    with app_server(app) as server:
         assert run(main()) == ["short", "long"]
 
 
@@ -181,12 +190,12 @@ def test_bad_headers_cause_no_long_wait() -> None:
             "x-ratelimit-remaining": "0",
             "x-ratelimit-reset": value,
         }
-        await answer(send, 200 if scope["path"] == "/pass" else 429, told)
+        await send_answer(send, 200 if scope["path"] == "/pass" else 429, told)
 
-    with serving(app) as server:
+    with app_server(app) as server:
         for value in BAD:
             clock = SimulatedClock()
-            with obeying(clock, retries=1) as client:
+            with obeying_client(clock, retries=1) as client:
                 for path in ("pass", "deny", "pass"):
                     with suppress(TooLong):  # at once, where the wait would be longer
                         client.get(f"http://{server}/{path}", headers={"value": value})

@@ -15,7 +15,12 @@ import pytest
 from headgate.client import http
 from headgate.client.http import AsyncObeyingTransport, ObeyingTransport
 from tests.support.event_loop import run
-from tests.support.obeying_transports import AsyncCountingTransport, SimulatedClock, obeying, patient_async_client
+from tests.support.obeying_transports import (
+    AsyncCountingTransport,
+    SimulatedClock,
+    obeying_client,
+    patient_async_client,
+)
 from tests.support.valkey import PATIENCE
 
 pytestmark = pytest.mark.once
@@ -37,12 +42,12 @@ def cut_while_encoded(client: socket.socket) -> None:
     client.sendall(HEAD + b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(body) + body[:20])
 
 
-def stalls(client: socket.socket) -> None:
+def stall(client: socket.socket) -> None:
     cut(client)
     client.recv(1)  # until the other side closes
 
 
-def trickles(client: socket.socket) -> None:
+def trickle(client: socket.socket) -> None:
     client.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\na\r\nhalf of it\r\n")
     client.settimeout(0.02)
     while True:
@@ -52,7 +57,7 @@ def trickles(client: socket.socket) -> None:
                 return
 
 
-def never_ends(client: socket.socket) -> None:
+def send_endlessly(client: socket.socket) -> None:
     client.sendall(HEAD + b"\r\nhalf of it")
     while True:
         client.sendall(b"." * 65_536)
@@ -62,19 +67,19 @@ BODIES: list[tuple[Body, str | None]] = [
     (cut, "half of it"),
     (cut_in_a_chunk, "half of it"),
     (cut_while_encoded, ""),
-    (stalls, "half of it"),
-    (trickles, None),
-    (never_ends, None),
+    (stall, "half of it"),
+    (trickle, None),
+    (send_endlessly, None),
 ]
 every_body = pytest.mark.parametrize(("body", "text"), BODIES, ids=[body.__name__ for body, _ in BODIES])
 
 
 @contextmanager
-def denying(body: Body, times: int) -> Iterator[str]:
+def denying_server(body: Body, times: int) -> Iterator[str]:
     """A server that denies so many requests, each on a connection of its own, and then says hello. Its URL."""
     left = [times]
 
-    class Handler(socketserver.BaseRequestHandler):
+    class DenyingHandler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             self.request.settimeout(PATIENCE)
             got = b""
@@ -87,13 +92,13 @@ def denying(body: Body, times: int) -> Iterator[str]:
                 with suppress(OSError):  # the client has closed
                     body(self.request)
 
-    class Server(socketserver.ThreadingTCPServer):
+    class AbortingServer(socketserver.ThreadingTCPServer):
         daemon_threads = False
 
         def shutdown_request(self, request: Any) -> None:
             self.close_request(request)  # without a FIN before a reset
 
-    with Server(("127.0.0.1", 0), Handler) as server:
+    with AbortingServer(("127.0.0.1", 0), DenyingHandler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -104,9 +109,9 @@ def denying(body: Body, times: int) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def denying_a_loop(body: Body, times: int) -> AsyncIterator[str]:
+async def async_denying_server(body: Body, times: int) -> AsyncIterator[str]:
     """The same for an event loop, which goes on while the server ends: it has connections to close."""
-    server = denying(body, times)
+    server = denying_server(body, times)
     url = server.__enter__()
     try:
         yield url
@@ -115,7 +120,7 @@ async def denying_a_loop(body: Body, times: int) -> AsyncIterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_body_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_BODY_SECONDS", 0.1)
 
 
@@ -132,15 +137,19 @@ def check(response: httpx.Response, text: str | None) -> None:
 @every_body
 def test_a_denial_is_one_however_its_body_ends(body: Body, text: str | None) -> None:
     clock = SimulatedClock()
-    with denying(body, 1) as url, obeying(clock) as client:
+    with denying_server(body, 1) as url, obeying_client(clock) as client:
         assert client.get(url).text == "hello"
-    with denying(body, 2) as url, obeying(clock) as client, client.stream("POST", url, content=b"text") as response:
+    with (
+        denying_server(body, 2) as url,
+        obeying_client(clock) as client,
+        client.stream("POST", url, content=b"text") as response,
+    ):
         assert response.read() == b"hello"
-    with denying(body, 2) as url, obeying(clock, retries=1) as client:
+    with denying_server(body, 2) as url, obeying_client(clock, retries=1) as client:
         check(client.get(url), text)
     with (
-        denying(body, 1) as url,
-        obeying(clock, retries=0) as client,
+        denying_server(body, 1) as url,
+        obeying_client(clock, retries=0) as client,
         client.stream("POST", url, content=b"text") as response,
     ):
         response.read()
@@ -155,17 +164,17 @@ def test_a_denial_is_one_however_its_body_ends_in_a_loop(body: Body, text: str |
         return patient_async_client(AsyncObeyingTransport(AsyncCountingTransport(clock), clock=clock, **options))
 
     async def main() -> None:
-        async with denying_a_loop(body, 1) as url, client() as one:
+        async with async_denying_server(body, 1) as url, client() as one:
             assert (await one.get(url)).text == "hello"
         async with (
-            denying_a_loop(body, 2) as url,
+            async_denying_server(body, 2) as url,
             client() as one,
             one.stream("POST", url, content=b"text") as response,
         ):
             assert await response.aread() == b"hello"
-        async with denying_a_loop(body, 2) as url, client(retries=1) as one:
+        async with async_denying_server(body, 2) as url, client(retries=1) as one:
             check(await one.get(url), text)
-        async with denying_a_loop(body, 1) as url, client(retries=0) as one, one.stream("GET", url) as response:
+        async with async_denying_server(body, 1) as url, client(retries=0) as one, one.stream("GET", url) as response:
             await response.aread()
             check(response, text)
 
@@ -176,7 +185,7 @@ def test_a_denial_is_one_however_its_body_ends_in_a_loop(body: Body, text: str |
 def test_the_body_of_a_denial_has_a_timeout_of_its_own(read: float | None, of_the_denial: float) -> None:
     seen: list[Any] = []
 
-    class Noting(httpx.BaseTransport):
+    class RecordingTransport(httpx.BaseTransport):
         def handle_request(self, request: httpx.Request) -> httpx.Response:
             timeouts = request.extensions["timeout"]
             seen.append(dict(timeouts))
@@ -189,7 +198,7 @@ def test_the_body_of_a_denial_has_a_timeout_of_its_own(read: float | None, of_th
             return httpx.Response(429 if len(seen) == 1 else 200, stream=Body())
 
     given = {"connect": 7, "read": read, "write": 7, "pool": 7}
-    with httpx.Client(transport=http.ObeyingTransport(Noting(), clock=SimulatedClock())) as client:
+    with httpx.Client(transport=http.ObeyingTransport(RecordingTransport(), clock=SimulatedClock())) as client:
         assert client.get("http://example.org", extensions={"timeout": given}).text == "hello"
     assert seen == [given, given | {"read": of_the_denial}, given, given]
     assert given["read"] == read, "a request has changed the timeouts of others"
@@ -232,13 +241,13 @@ def test_no_more_of_a_denial_is_asked_for_than_is_kept(monkeypatch: pytest.Monke
 
 
 def test_a_denial_whose_body_hangs_in_a_transport_without_timeouts_is_one() -> None:
-    class Hanging(httpx.AsyncByteStream):
+    class HangingStream(httpx.AsyncByteStream):
         async def __aiter__(self) -> AsyncIterator[bytes]:
             yield b"half of it"
             await asyncio.Event().wait()
 
     async def main() -> httpx.Response:
-        transport = httpx.MockTransport(lambda _: httpx.Response(429, stream=Hanging()))
+        transport = httpx.MockTransport(lambda _: httpx.Response(429, stream=HangingStream()))
         obeying = AsyncObeyingTransport(transport, clock=SimulatedClock(), retries=0)
         async with asyncio.timeout(PATIENCE), httpx.AsyncClient(transport=obeying) as client:
             return await client.get("http://example.org")
@@ -265,5 +274,5 @@ def test_a_cancelled_request_is_not_taken_for_a_cut_denial() -> None:
         reached.set()
         client.recv(1)
 
-    with denying(note, 1) as url:
+    with denying_server(note, 1) as url:
         run(main())

@@ -8,9 +8,9 @@ import pytest
 from headgate import InvalidInput, Policy
 from headgate.client import HubClient, Refused, Warned
 from headgate.client.hub import TierLimit
-from tests.support.event_loop import until
-from tests.support.hub import Running
-from tests.support.hub_clients import Denials, at_hub, hub_client, in_time, stays
+from tests.support.event_loop import holds_for_turns, wait_until
+from tests.support.hub import HubServer
+from tests.support.hub_clients import Denials, advance_until_done, hub_client, with_hub
 
 pytestmark = pytest.mark.once
 SECOND = 1_000_000
@@ -34,8 +34,8 @@ async def cut(hub: Any, name: str) -> None:
 # Questions ------------------------------------------------------------------------------------------------------------
 
 
-@at_hub(max_frame=2000)
-async def test_a_question_is_answered_and_a_refusal_raised(hub: Running) -> None:
+@with_hub(max_frame=2000)
+async def test_a_question_is_answered_and_a_refusal_raised(hub: HubServer) -> None:
     async with hub_client(hub, "alice") as alice, hub_client(hub, "bob") as bob:
         assert await alice.ask("ping") == {"type": "pong"}
         assert await alice.ask("list_agents") == {"type": "agents", "agents": ["alice", "bob"], "more": False}
@@ -63,8 +63,8 @@ async def test_frames_are_validated_before_they_are_sent() -> None:
         await client.ask("message", to="bob", body=float("nan"))
 
 
-@at_hub()
-async def test_tasks_and_channels_come_as_events(hub: Running) -> None:
+@with_hub()
+async def test_tasks_and_channels_come_as_events(hub: HubServer) -> None:
     async with hub_client(hub, "alice") as alice, hub_client(hub, "bob") as bob:
         await alice.ask("channel_subscribe", channel="general")
         await bob.ask("channel_publish", channel="general", body="news")
@@ -81,15 +81,15 @@ async def test_tasks_and_channels_come_as_events(hub: Running) -> None:
 # Limits ---------------------------------------------------------------------------------------------------------------
 
 
-@at_hub()
-async def test_d5_b1_a_denied_frame_is_reported_and_held_with_its_tier_and_sent_again_in_order(hub: Running) -> None:
+@with_hub()
+async def test_d5_b1_a_denied_frame_is_reported_and_held_with_its_tier_and_sent_again_in_order(hub: HubServer) -> None:
     denials = Denials(hub.clock)
     async with hub_client(hub, "alice", on_rate_limited=denials) as alice, hub_client(hub, "bob") as bob:
         hub.hub.gate.set_override("alice", "normal", "2 per 10 seconds", channel="ws")
         hub.hub.gate.check("alice", "ws", "normal")
         hub.hub.gate.check("alice", "ws", "normal")
         sends = [asyncio.create_task(alice.ask("message", to="bob", body=number)) for number in range(6)]
-        await until(lambda: denials, "the denial")
+        await wait_until(lambda: denials, "the denial")
         ((when, denial),) = denials
         assert (denial.wait, denial.tier) == (5.0, "normal")
         assert denial.reason == "the limit of message, which is normal"
@@ -97,22 +97,22 @@ async def test_d5_b1_a_denied_frame_is_reported_and_held_with_its_tier_and_sent_
         assert await alice.ask("ping") == {"type": "pong"}  # another tier, which is not held back
         assert await alice.ask("session_open", session=1)
         hub.clock.advance(4.999999)
-        assert await stays(lambda: not any(send.done() for send in sends))
-        await in_time(hub.clock, alice, asyncio.gather(*sends))
+        assert await holds_for_turns(lambda: not any(send.done() for send in sends))
+        await advance_until_done(hub.clock, alice, asyncio.gather(*sends))
         assert bodies(await take(bob, 6)) == [0, 1, 2, 3, 4, 5]
         assert hub.clock.now() >= when + 5 * SECOND
         assert len(denials) <= 2
 
 
-@at_hub()
-async def test_d5_warnings_are_reported_and_obeyed_so_that_nothing_is_denied(hub: Running) -> None:
+@with_hub()
+async def test_d5_warnings_are_reported_and_obeyed_so_that_nothing_is_denied(hub: HubServer) -> None:
     denials, warnings = Denials(hub.clock), list[Warned]()
     options: dict[str, Any] = {"on_rate_limited": denials, "on_warning": warnings.append}
     async with hub_client(hub, "alice", **options) as alice, hub_client(hub, "bob") as bob:
         began = hub.clock.now()
         reading = asyncio.create_task(take(bob, 100))
         sends = asyncio.gather(*[alice.ask("message", to="bob", body=number) for number in range(100)])
-        await in_time(hub.clock, alice, sends)
+        await advance_until_done(hub.clock, alice, sends)
         assert bodies(await reading) == list(range(100))
         assert warnings[0].tier == "normal"
         assert (warnings[0].remaining, warnings[0].capacity) == (11, 60)
@@ -123,50 +123,50 @@ async def test_d5_warnings_are_reported_and_obeyed_so_that_nothing_is_denied(hub
         assert 40 <= took <= 42.5
 
 
-@at_hub(Policy(limits={"heavy": "5/hour"}))
-async def test_d5_a_slow_limit_is_learnt_from_one_denial(hub: Running) -> None:
+@with_hub(Policy(limits={"heavy": "5/hour"}))
+async def test_d5_a_slow_limit_is_learnt_from_one_denial(hub: HubServer) -> None:
     denials = Denials(hub.clock)
     async with hub_client(hub, "alice", on_rate_limited=denials) as alice:
         opens = asyncio.gather(*[alice.ask("session_open", session=number) for number in range(20)])
-        await in_time(hub.clock, alice, opens)
+        await advance_until_done(hub.clock, alice, opens)
         assert len(denials) == 1
         hub.hub.gate.set_override("alice", "heavy", "100/minute")
         began = hub.clock.now()
         opens = asyncio.gather(*[alice.ask("session_open", session=number) for number in range(200)])
-        await in_time(hub.clock, alice, opens)
+        await advance_until_done(hub.clock, alice, opens)
         assert hub.clock.now() - began <= 900 * SECOND  # what it knew holds once more, and then no longer
 
 
-@at_hub(Policy(actions={"ws": {"ping": "heavy"}}))
-async def test_d5_the_tier_of_a_frame_is_learnt_from_the_denial(hub: Running) -> None:
+@with_hub(Policy(actions={"ws": {"ping": "heavy"}}))
+async def test_d5_the_tier_of_a_frame_is_learnt_from_the_denial(hub: HubServer) -> None:
     denials = Denials(hub.clock)
     async with hub_client(hub, "alice", on_rate_limited=denials) as alice:
         hub.hub.gate.set_override("alice", "heavy", "1/minute", channel="ws")
         hub.hub.gate.check("alice", "ws", "heavy")
         ping = asyncio.create_task(alice.ask("ping"))
-        await until(lambda: denials, "the denial")
+        await wait_until(lambda: denials, "the denial")
         assert denials[0][1].tier == "heavy"
         opening = asyncio.create_task(alice.ask("session_open", session=1))
         assert await alice.ask("list_agents")  # which is light, as usual
-        assert await stays(lambda: not opening.done())
+        assert await holds_for_turns(lambda: not opening.done())
         assert len(denials) == 1  # it was not even tried
-        await in_time(hub.clock, alice, asyncio.gather(ping, opening))
+        await advance_until_done(hub.clock, alice, asyncio.gather(ping, opening))
 
 
-@at_hub()
-async def test_d5_each_session_is_held_back_for_itself(hub: Running) -> None:
+@with_hub()
+async def test_d5_each_session_is_held_back_for_itself(hub: HubServer) -> None:
     denials = Denials(hub.clock)
     async with hub_client(hub, "alice", on_rate_limited=denials) as alice:
         await alice.ask("session_open", session="slow", rate=0.1, burst=1)
         await alice.ask("session_open", session="free")
         slow = [asyncio.create_task(alice.ask("session_signal", session="slow", signal=SIGNAL)) for _ in range(30)]
-        await until(lambda: denials, "the denial")
+        await wait_until(lambda: denials, "the denial")
         assert denials[0][1].wait == 10.0
         assert denials[0][1].reason == "rate limited: agent 'alice' at 0.1 signals/sec, retry after 10000ms"
         for number in range(1, 4):
             logged = await alice.ask("session_signal", session="free", signal=SIGNAL)
             assert logged["number"] > number
-        answers = await in_time(hub.clock, alice, asyncio.gather(*slow))
+        answers = await advance_until_done(hub.clock, alice, asyncio.gather(*slow))
         assert [frame["type"] for frame in answers] == ["signal_logged"] * 30
         assert len(denials) <= 3
         await alice.ask("session_close", session="slow")
@@ -197,8 +197,8 @@ async def test_tiers_that_a_hub_makes_up_are_not_kept() -> None:
 # Connections that drop ------------------------------------------------------------------------------------------------
 
 
-@at_hub()
-async def test_d5_a_new_connection_resubscribes_and_resends_unanswered_frames(hub: Running) -> None:
+@with_hub()
+async def test_d5_a_new_connection_resubscribes_and_resends_unanswered_frames(hub: HubServer) -> None:
     async with hub_client(hub, "alice") as alice, hub_client(hub, "bob") as bob:
         for name in ("one", "two"):
             hub.run(hub.hub.messages.create_chat_channel(name, "bob", ""))
@@ -206,7 +206,7 @@ async def test_d5_a_new_connection_resubscribes_and_resends_unanswered_frames(hu
         await alice.ask("channel_subscribe", channel="general")
         await alice.ask("channel_unsubscribe", channel="two")
         await cut(hub, "alice")
-        await until(lambda: not alice.connected, "the end")
+        await wait_until(lambda: not alice.connected, "the end")
         send = asyncio.create_task(alice.ask("message", to="bob", body="meanwhile"))
         hub.clock.advance(0.5)
         assert (await take(alice, 1))[0] == {"type": "identified", "agent_id": "alice", "mail": 0}
@@ -217,28 +217,28 @@ async def test_d5_a_new_connection_resubscribes_and_resends_unanswered_frames(hu
         assert bodies(await take(alice, 2)) == ["one", "general"]
 
 
-@at_hub(Policy(limits={"normal": "3/minute"}))
-async def test_after_a_reconnect_identified_comes_when_all_subscriptions_are_restored(hub: Running) -> None:
+@with_hub(Policy(limits={"normal": "3/minute"}))
+async def test_after_a_reconnect_identified_comes_when_all_subscriptions_are_restored(hub: HubServer) -> None:
     async with hub_client(hub, "alice", on_rate_limited=lambda _: None) as alice, hub_client(hub, "bob") as bob:
         for name in ("one", "two"):
             hub.run(hub.hub.messages.create_chat_channel(name, "bob", ""))
             await alice.ask("channel_subscribe", channel=name)
         await cut(hub, "alice")
-        await until(lambda: not alice.connected, "the end")
+        await wait_until(lambda: not alice.connected, "the end")
         hub.clock.advance(0.5)
-        await until(lambda: alice.connected and alice.delay, "a subscription that has to wait")
+        await wait_until(lambda: alice.connected and alice.delay, "a subscription that has to wait")
         identified = asyncio.create_task(take(alice, 1))
         await alice.ask("ping")  # other limits let it pass meanwhile
-        assert await stays(lambda: not identified.done())
-        assert (await in_time(hub.clock, alice, identified))[0]["type"] == "identified"
+        assert await holds_for_turns(lambda: not identified.done())
+        assert (await advance_until_done(hub.clock, alice, identified))[0]["type"] == "identified"
         assert alice.waiting == 0
         for name in ("one", "two"):
             await bob.ask("channel_publish", channel=name, body=name)
         assert bodies(await take(alice, 2)) == ["one", "two"]
 
 
-@at_hub()
-async def test_a_chat_channel_that_was_deleted_is_not_subscribed_again(hub: Running) -> None:
+@with_hub()
+async def test_a_chat_channel_that_was_deleted_is_not_subscribed_again(hub: HubServer) -> None:
     async with hub_client(hub, "alice") as alice, hub_client(hub, "bob") as bob:
         messages = hub.hub.messages
         hub.run(messages.create_chat_channel("one", "bob", ""))
@@ -247,7 +247,7 @@ async def test_a_chat_channel_that_was_deleted_is_not_subscribed_again(hub: Runn
         assert (await take(alice, 1))[0] == {"type": "unsubscribed", "channel": "one"}
         hub.run(messages.create_chat_channel("one", "bob", ""))  # another of the same name
         await cut(hub, "alice")
-        await until(lambda: not alice.connected, "the end")
+        await wait_until(lambda: not alice.connected, "the end")
         hub.clock.advance(0.5)
         assert (await take(alice, 1))[0]["type"] == "identified"
         await bob.ask("channel_publish", channel="one", body="not for alice")
@@ -255,8 +255,8 @@ async def test_a_chat_channel_that_was_deleted_is_not_subscribed_again(hub: Runn
         assert bodies(await take(alice, 1)) == ["for alice"]
 
 
-@at_hub()
-async def test_sessions_that_are_closed_elsewhere_are_forgotten(hub: Running) -> None:
+@with_hub()
+async def test_sessions_that_are_closed_elsewhere_are_forgotten(hub: HubServer) -> None:
     signal = {"type": "step", "entity": "plan", "weight": 1.0, "timestamp": 1_700_000_000}
     token = hub.register("alice")
     async with hub_client(hub, "alice", token) as alice, hub_client(hub, "alice", token) as other:

@@ -27,12 +27,12 @@ from tests.support.obeying_transports import (
     OPTIONS,
     AsyncCountingTransport,
     CountingTransport,
-    Script,
-    Server,
+    RecordingServer,
+    ScriptedApp,
     SimulatedClock,
-    obeying,
+    obeying_client,
+    recording_server,
     retry_after,
-    served,
 )
 
 pytestmark = [pytest.mark.long, pytest.mark.once]
@@ -47,18 +47,18 @@ class Sdk(NamedTuple):
     dialect: Dialect
     library: Any
 
-    def client(self, url: Server, http: Any, **options: Any) -> Ask:
+    def client(self, url: RecordingServer, http: Any, **options: Any) -> Ask:
         if self.dialect == "openai":
             return partial(ask_openai, openai.OpenAI(api_key="key", base_url=f"{url}/v1", http_client=http, **options))
         client = anthropic.Anthropic(api_key="key", base_url=str(url), http_client=http, **options)
         return partial(ask_anthropic, client)
 
-    def async_client(self, url: Server, http: Any, **options: Any) -> AsyncAsk:
+    def async_client(self, url: RecordingServer, http: Any, **options: Any) -> AsyncAsk:
         if self.dialect == "openai":
             client = openai.AsyncOpenAI(api_key="key", base_url=f"{url}/v1", http_client=http, **options)
-            return partial(aask_openai, client)
+            return partial(async_ask_openai, client)
         other = anthropic.AsyncAnthropic(api_key="key", base_url=str(url), http_client=http, **options)
-        return partial(aask_anthropic, other)
+        return partial(async_ask_anthropic, other)
 
 
 OPENAI, ANTHROPIC = Sdk("openai", httpx), Sdk("anthropic", httpx2)
@@ -71,10 +71,10 @@ streamed_or_not = pytest.mark.parametrize("stream", [False, True], ids=["whole",
 
 
 def serve(app: Any, clock: SimulatedClock) -> Any:
-    return served(app, clock, date_header=False)  # the application has its own, by the simulated clock
+    return recording_server(app, clock, date_header=False)  # the application has its own, by the simulated clock
 
 
-def chance() -> Callable[[], float]:
+def make_random() -> Callable[[], float]:
     return random.Random(7).random
 
 
@@ -82,18 +82,22 @@ def chance() -> Callable[[], float]:
 
 
 @contextmanager
-def calling(sdk: Sdk, url: Server, clock: SimulatedClock, max_retries: int = 2, **options: Any) -> Iterator[Ask]:
+def sdk_caller(
+    sdk: Sdk, url: RecordingServer, clock: SimulatedClock, max_retries: int = 2, **options: Any
+) -> Iterator[Ask]:
     """A function that asks through an SDK. The options are those of the transport."""
     counting = CountingTransport(clock, sdk.library.HTTPTransport(**OPTIONS))
-    transport = ObeyingTransport(counting, clock=clock, random=chance(), **options)
+    transport = ObeyingTransport(counting, clock=clock, random=make_random(), **options)
     with sdk.library.Client(transport=transport) as http:
         yield sdk.client(url, http, max_retries=max_retries)
 
 
 @asynccontextmanager
-async def acalling(sdk: Sdk, url: Server, clock: SimulatedClock, **options: Any) -> AsyncIterator[AsyncAsk]:
+async def async_sdk_caller(
+    sdk: Sdk, url: RecordingServer, clock: SimulatedClock, **options: Any
+) -> AsyncIterator[AsyncAsk]:
     counting = AsyncCountingTransport(clock, sdk.library.AsyncHTTPTransport(**OPTIONS))
-    transport = AsyncObeyingTransport(counting, clock=clock, random=chance(), **options)
+    transport = AsyncObeyingTransport(counting, clock=clock, random=make_random(), **options)
     async with sdk.library.AsyncClient(transport=transport) as http:
         yield sdk.async_client(url, http)
 
@@ -116,7 +120,7 @@ def ask_anthropic(client: anthropic.Anthropic, stream: bool = False, most: int =
     return answer.content[0].text  # type: ignore[union-attr]
 
 
-async def aask_openai(client: openai.AsyncOpenAI, stream: bool = False, most: int = 100) -> str:
+async def async_ask_openai(client: openai.AsyncOpenAI, stream: bool = False, most: int = 100) -> str:
     messages: Any = [{"role": "user", "content": "hello"}]
     if stream:
         chunks = await client.chat.completions.create(model="m", messages=messages, max_tokens=most, stream=True)
@@ -125,7 +129,7 @@ async def aask_openai(client: openai.AsyncOpenAI, stream: bool = False, most: in
     return answer.choices[0].message.content or ""
 
 
-async def aask_anthropic(client: anthropic.AsyncAnthropic, stream: bool = False, most: int = 100) -> str:
+async def async_ask_anthropic(client: anthropic.AsyncAnthropic, stream: bool = False, most: int = 100) -> str:
     messages: Any = [{"role": "user", "content": "hello"}]
     if stream:
         async with client.messages.stream(model="m", messages=messages, max_tokens=most) as chunks:
@@ -137,7 +141,7 @@ async def aask_anthropic(client: anthropic.AsyncAnthropic, stream: bool = False,
 # Requests per minute --------------------------------------------------------------------------------------------------
 
 
-def took(server: Server, kind: Kind, calls: int, in_time: float) -> None:
+def check_duration(server: RecordingServer, kind: Kind, calls: int, in_time: float) -> None:
     """All were answered, none was denied, and no more time was lost than the headers leave open."""
     assert server.answered == [200] * calls
     assert in_time <= server.moments[-1] <= in_time * 1.03 + 3
@@ -150,10 +154,10 @@ def test_12_calls_at_10_a_minute_are_not_denied(sdk: Sdk, kind: Kind, stream: bo
     clock = SimulatedClock()
     with (
         serve(LlmServer(clock, sdk.dialect, kind=kind), clock) as server,
-        calling(sdk, server, clock) as ask,
+        sdk_caller(sdk, server, clock) as ask,
     ):
         assert [ask(stream) for _ in range(12)] == [TEXT] * 12
-    took(server, kind, 12, 60 if kind == "window" else 12)
+    check_duration(server, kind, 12, 60 if kind == "window" else 12)
 
 
 @pytest.mark.long
@@ -164,24 +168,24 @@ def test_12_calls_in_a_loop(sdk: Sdk, kind: Kind, stream: bool, at_once: int) ->
     clock = SimulatedClock()
 
     async def main() -> None:
-        async with acalling(sdk, server, clock) as ask:
+        async with async_sdk_caller(sdk, server, clock) as ask:
             for _ in range(12 // at_once):
                 assert await asyncio.gather(*(ask(stream) for _ in range(at_once))) == [TEXT] * at_once
 
     with serve(LlmServer(clock, sdk.dialect, kind=kind), clock) as server:
         run(main())
-    took(server, kind, 12, 60 if kind == "window" else 12)
+    check_duration(server, kind, 12, 60 if kind == "window" else 12)
 
 
 def test_calls_of_several_threads() -> None:
     clock = SimulatedClock()
     with (
         serve(LlmServer(clock, "openai"), clock) as server,
-        calling(OPENAI, server, clock) as ask,
+        sdk_caller(OPENAI, server, clock) as ask,
         ThreadPoolExecutor(12) as pool,
     ):
         assert list(pool.map(lambda _: ask(), range(12))) == [TEXT] * 12
-    took(server, "window", 12, 60)
+    check_duration(server, "window", 12, 60)
 
 
 @both_kinds
@@ -190,10 +194,10 @@ def test_without_a_date_moments_are_compared_with_the_local_clock(kind: Kind, mo
     monkeypatch.setattr("headgate.http.headers.time.time", lambda: 1767225600 + clock.now() / 1_000_000)
     with (
         serve(LlmServer(clock, "anthropic", kind=kind, date=False), clock) as server,
-        calling(ANTHROPIC, server, clock) as ask,
+        sdk_caller(ANTHROPIC, server, clock) as ask,
     ):
         assert [ask() for _ in range(12)] == [TEXT] * 12
-    took(server, kind, 12, 60 if kind == "window" else 12)
+    check_duration(server, kind, 12, 60 if kind == "window" else 12)
 
 
 # Tokens per minute ----------------------------------------------------------------------------------------------------
@@ -208,13 +212,13 @@ def test_tokens_are_paced_by_what_requests_have_cost(sdk: Sdk, kind: Kind, strea
     app = LlmServer(clock, sdk.dialect, requests=1000, tokens=1000, kind=kind, cost=lambda _: 180)
 
     async def main() -> None:
-        async with acalling(sdk, server, clock) as ask:
+        async with async_sdk_caller(sdk, server, clock) as ask:
             for _ in range(20 // at_once):
                 await asyncio.gather(*(ask(stream) for _ in range(at_once)))
 
     with serve(app, clock) as server:
         run(main())
-    took(server, kind, 20, 180 if kind == "window" else (20 * 180 - 1000) * 60 / 1000)
+    check_duration(server, kind, 20, 180 if kind == "window" else (20 * 180 - 1000) * 60 / 1000)
 
 
 def stated_tokens(request: httpx.Request) -> Tokens:
@@ -231,7 +235,7 @@ def test_tokens_are_paced_by_what_the_caller_expects(sdk: Sdk, kind: Kind) -> No
     costs = [10, 700, 20, 900, 300, 50, 1000, 10] * 2
 
     async def main() -> None:
-        async with acalling(sdk, server, clock, tokens=stated_tokens) as ask:
+        async with async_sdk_caller(sdk, server, clock, tokens=stated_tokens) as ask:
             await asyncio.gather(*(ask(most=most) for most in costs))
 
     with serve(app, clock) as server:
@@ -244,16 +248,16 @@ def test_a_request_that_is_expected_to_cost_more_than_the_limit_is_sent_all_the_
     app = LlmServer(clock, "openai", tokens=1000)
     with (
         serve(app, clock) as server,
-        calling(OPENAI, server, clock, tokens=lambda _: 5000) as ask,
+        sdk_caller(OPENAI, server, clock, tokens=lambda _: 5000) as ask,
     ):
         assert [ask(), ask()] == [TEXT, TEXT]
-    took(server, "window", 2, 60)
+    check_duration(server, "window", 2, 60)
 
 
 def test_a_denial_after_an_estimate_that_was_too_low_is_retried_when_the_server_says() -> None:
     clock = SimulatedClock()
     app = LlmServer(clock, "openai", tokens=1000, kind="bucket", cost=lambda body: body["max_tokens"])
-    with serve(app, clock) as server, calling(OPENAI, server, clock) as ask:
+    with serve(app, clock) as server, sdk_caller(OPENAI, server, clock) as ask:
         assert [ask(most=100), ask(most=100), ask(most=900)] == [TEXT] * 3
     assert server.answered == [200, 200, 429, 200]
     assert 6 <= server.moments[-1] <= 7.5
@@ -262,7 +266,7 @@ def test_a_denial_after_an_estimate_that_was_too_low_is_retried_when_the_server_
 def test_where_the_tokens_of_a_stream_are_charged_at_its_end_one_call_in_a_window_may_be_denied() -> None:
     clock = SimulatedClock()
     app = LlmServer(clock, "anthropic", requests=1000, tokens=1000, cost=lambda _: 180, stream_costs=True)
-    with serve(app, clock) as server, calling(ANTHROPIC, server, clock) as ask:
+    with serve(app, clock) as server, sdk_caller(ANTHROPIC, server, clock) as ask:
         assert [ask(True) for _ in range(20)] == [TEXT] * 20
     assert server.answered.count(429) <= 3, "its own cost is in no header yet"
 
@@ -270,7 +274,7 @@ def test_where_the_tokens_of_a_stream_are_charged_at_its_end_one_call_in_a_windo
 def test_the_notice_says_what_is_waited_for() -> None:
     clock, notices = SimulatedClock(), list[WaitNotice]()
     app = LlmServer(clock, "openai", requests=1000, tokens=300)
-    with serve(app, clock) as server, calling(OPENAI, server, clock, on_wait=notices.append) as ask:
+    with serve(app, clock) as server, sdk_caller(OPENAI, server, clock, on_wait=notices.append) as ask:
         for _ in range(4):
             ask()
     assert [notice.why for notice in notices] == ["too little is left under 'tokens'"]
@@ -279,7 +283,7 @@ def test_the_notice_says_what_is_waited_for() -> None:
 @pytest.mark.parametrize("given", [-1, 1.5, "many", {"tokens": -1}, True])
 def test_expected_costs_are_checked(given: Any) -> None:
     text = "tokens: expected a function that returns whole numbers, 0 or more"
-    with obeying(SimulatedClock(), tokens=lambda _: given) as http, pytest.raises(InvalidInput, match=text):
+    with obeying_client(SimulatedClock(), tokens=lambda _: given) as http, pytest.raises(InvalidInput, match=text):
         http.get("http://127.0.0.1")
     with pytest.raises(InvalidInput, match=r"tokens: expected a function that takes an httpx\.Request, got 5"):
         ObeyingTransport(tokens=5)  # type: ignore[arg-type]
@@ -293,10 +297,10 @@ APIConnectionError = (openai.APIConnectionError, anthropic.APIConnectionError)
 
 @every_sdk
 def test_the_retries_of_the_sdk_and_of_the_transport_do_not_multiply(sdk: Sdk) -> None:
-    clock, script = SimulatedClock(), Script(*[(429, retry_after(1))] * 99)
+    clock, script = SimulatedClock(), ScriptedApp(*[(429, retry_after(1))] * 99)
     with (
-        served(script, clock) as server,
-        calling(sdk, server, clock, retries=3) as ask,
+        recording_server(script, clock) as server,
+        sdk_caller(sdk, server, clock, retries=3) as ask,
         pytest.raises(RateLimitError) as raised,
     ):
         ask()
@@ -305,8 +309,8 @@ def test_the_retries_of_the_sdk_and_of_the_transport_do_not_multiply(sdk: Sdk) -
     assert raised.value.response.headers["retry-after"] == "1"
     clock = SimulatedClock()
     with (
-        served(Script(*[(429, retry_after(9999))] * 99), clock) as server,
-        calling(sdk, server, clock) as ask,
+        recording_server(ScriptedApp(*[(429, retry_after(9999))] * 99), clock) as server,
+        sdk_caller(sdk, server, clock) as ask,
         pytest.raises(RateLimitError),
     ):
         ask()
@@ -318,18 +322,18 @@ def test_the_retries_of_the_sdk_do_not_multiply_in_a_loop(sdk: Sdk) -> None:
     clock = SimulatedClock()
 
     async def main() -> None:
-        async with acalling(sdk, server, clock, retries=3) as ask:
+        async with async_sdk_caller(sdk, server, clock, retries=3) as ask:
             with pytest.raises(RateLimitError):
                 await ask(stream=True)
 
-    with served(Script(*[(429, retry_after(1))] * 99), clock) as server:
+    with recording_server(ScriptedApp(*[(429, retry_after(1))] * 99), clock) as server:
         run(main())
     assert server.answered == [429] * 4
 
 
 def test_without_retries_of_the_transport_those_of_the_sdk_remain() -> None:
-    clock, script = SimulatedClock(), Script((429, {"retry-after-ms": "1"}), (429, {"retry-after-ms": "1"}))
-    with served(script, clock) as server, calling(OPENAI, server, clock, retries=0, max_retries=1) as ask:
+    clock, script = SimulatedClock(), ScriptedApp((429, {"retry-after-ms": "1"}), (429, {"retry-after-ms": "1"}))
+    with recording_server(script, clock) as server, sdk_caller(OPENAI, server, clock, retries=0, max_retries=1) as ask:
         with pytest.raises(openai.RateLimitError):
             ask()
         assert server.answered == [429, 429]
@@ -338,10 +342,10 @@ def test_without_retries_of_the_transport_those_of_the_sdk_remain() -> None:
 @both_sdks
 def test_the_sdk_still_retries_other_failures(sdk: Sdk) -> None:
     clock = SimulatedClock()
-    script = Script(*[(500, {"retry-after-ms": "1"})] * 99)
+    script = ScriptedApp(*[(500, {"retry-after-ms": "1"})] * 99)
     with (
-        served(script, clock) as server,
-        calling(sdk, server, clock, max_retries=2) as ask,
+        recording_server(script, clock) as server,
+        sdk_caller(sdk, server, clock, max_retries=2) as ask,
         pytest.raises((openai.InternalServerError, anthropic.InternalServerError)),
     ):
         ask()
@@ -351,24 +355,28 @@ def test_the_sdk_still_retries_other_failures(sdk: Sdk) -> None:
 def test_a_denial_is_returned_unchanged_to_other_clients() -> None:
     clock = SimulatedClock()
     with (
-        served(Script((429, retry_after(1))), clock) as server,
-        obeying(clock, retries=0) as http,
+        recording_server(ScriptedApp((429, retry_after(1))), clock) as server,
+        obeying_client(clock, retries=0) as http,
     ):
         assert "x-should-retry" not in http.get(str(server)).headers
 
 
 def test_a_server_that_says_so_gets_no_retry() -> None:
     clock = SimulatedClock()
-    script = Script((429, {"x-should-retry": "false"}))
-    with served(script, clock) as server, calling(OPENAI, server, clock) as ask, pytest.raises(openai.RateLimitError):
+    script = ScriptedApp((429, {"x-should-retry": "false"}))
+    with (
+        recording_server(script, clock) as server,
+        sdk_caller(OPENAI, server, clock) as ask,
+        pytest.raises(openai.RateLimitError),
+    ):
         ask()
     assert server.answered == [429]
 
 
 def test_a_wait_in_milliseconds_is_kept() -> None:
     clock = SimulatedClock()
-    script = Script((429, {"retry-after-ms": "250", "retry-after": "1"}))
-    with served(script, clock) as server, obeying(clock, jitter=0) as http:
+    script = ScriptedApp((429, {"retry-after-ms": "250", "retry-after": "1"}))
+    with recording_server(script, clock) as server, obeying_client(clock, jitter=0) as http:
         assert http.get(str(server)).status_code == 200
     assert server.moments == [0, 0.25]
 
@@ -378,7 +386,7 @@ def test_a_wait_that_is_too_long_is_a_connection_error_to_the_sdk(sdk: Sdk) -> N
     clock = SimulatedClock()
     with (
         serve(LlmServer(clock, sdk.dialect, requests=1), clock) as server,
-        calling(sdk, server, clock, most_wait=5, max_retries=0) as ask,
+        sdk_caller(sdk, server, clock, most_wait=5, max_retries=0) as ask,
     ):
         ask()
         with pytest.raises(APIConnectionError) as raised:
@@ -391,7 +399,7 @@ def test_a_stream_is_passed_on_as_it_comes() -> None:
     clock, go_on = SimulatedClock(), asyncio.Event()
     app = LlmServer(clock, "openai")
     app.go_on = go_on
-    with serve(app, clock) as server, obeying(clock) as http:
+    with serve(app, clock) as server, obeying_client(clock) as http:
         client = openai.OpenAI(api_key="key", base_url=f"{server}/v1", http_client=http)  # type: ignore[arg-type]
         with client.chat.completions.create(model="m", messages=[], stream=True) as chunks:
             words = (chunk.choices[0].delta.content for chunk in chunks)
@@ -408,7 +416,7 @@ def test_calls_go_on_while_streams_are_open() -> None:
     app.go_on = go_on
 
     async def main() -> None:
-        async with acalling(OPENAI, server, clock) as ask:
+        async with async_sdk_caller(OPENAI, server, clock) as ask:
             streams = [asyncio.create_task(ask(True)) for _ in range(9)]
             assert await ask() == TEXT
             assert not any(stream.done() for stream in streams)
@@ -447,8 +455,8 @@ def test_by_default_requests_are_sent_by_the_library_that_they_are_from(sdk: Sdk
 
 
 def test_an_upload_that_cannot_be_repeated_here_is_retried_by_the_sdk() -> None:
-    clock, script = SimulatedClock(), Script((429, {"retry-after-ms": "1"}))
-    with served(script, clock) as server, obeying(clock) as http:
+    clock, script = SimulatedClock(), ScriptedApp((429, {"retry-after-ms": "1"}))
+    with recording_server(script, clock) as server, obeying_client(clock) as http:
         client = openai.OpenAI(api_key="key", base_url=f"{server}/v1", http_client=http)  # type: ignore[arg-type]
         text: Any = client.audio.transcriptions.create(file=("a.wav", b"sound"), model="m", response_format="text")
     assert text == "answer 2"

@@ -15,7 +15,7 @@ import pytest
 from headgate.client import Refused
 from tests.support.event_loop import run
 from tests.support.hub_clients import Kind, RelayKind, both_clients
-from tests.support.module_process import started
+from tests.support.module_process import module_process
 from tests.support.valkey import PATIENCE
 
 pytestmark = pytest.mark.once
@@ -128,7 +128,7 @@ def campaign(kind: Kind, seeds: range) -> None:
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
-        async with started("misbehaving_server") as server:
+        async with module_process("misbehaving_server") as server:
             assert server.stdin is not None
             assert server.stdout is not None
             port = int(await server.stdout.readline())

@@ -4,7 +4,7 @@ import pytest
 
 from headgate.client.pacing import LONGEST, SECOND, Pace, SentRequest
 from headgate.http import QuotaPolicy, RateLimitHeaders, ServiceLimit
-from tests.support.paces import answer, known, send, wait
+from tests.support.paces import answer, pace_after, send, wait
 
 pytestmark = pytest.mark.once
 
@@ -39,13 +39,13 @@ def test_an_unknown_server_gets_one_request_and_twice_as_many_per_second_of_sile
 
 
 def test_a_server_that_says_nothing_is_not_held_back() -> None:
-    pace = known(SILENT)
+    pace = pace_after(SILENT)
     for _ in range(100):
         send(pace)
 
 
 def test_a_server_that_denies_without_figures_is_approached_again_by_few() -> None:
-    pace = known(SILENT)
+    pace = pace_after(SILENT)
     denied = [send(pace) for _ in range(3)]
     for sent in denied:
         assert answer(pace, sent, RateLimitHeaders(retry_after=7), status=429)
@@ -124,7 +124,7 @@ def test_no_wait_is_believed_for_longer_than_a_day(headers: RateLimitHeaders) ->
 
 
 def test_requests_in_flight_count_against_the_remainder() -> None:
-    pace = known(bucket(9))
+    pace = pace_after(bucket(9))
     sent = [send(pace) for _ in range(9)]
     assert wait(pace) > 0
     for left, one in zip(range(8, -1, -1), sent, strict=True):
@@ -135,7 +135,7 @@ def test_requests_in_flight_count_against_the_remainder() -> None:
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]])
 def test_answers_may_come_in_any_order(order: list[int]) -> None:
-    pace = known(bucket(9))
+    pace = pace_after(bucket(9))
     sent = [send(pace) for _ in range(4)]
     for place in order:
         answer(pace, sent[place], bucket(8 - place))
@@ -145,11 +145,11 @@ def test_answers_may_come_in_any_order(order: list[int]) -> None:
 
 
 def test_failures_may_have_been_counted_and_denials_were_not() -> None:
-    pace = known(window(2, 10))
+    pace = pace_after(window(2, 10))
     for _ in range(2):
         pace.fail(send(pace), 0)
     assert wait(pace) == 10
-    pace = known(window(1, 10))
+    pace = pace_after(window(1, 10))
     sent = send(pace)
     assert wait(pace) > 10
     answer(pace, sent, RateLimitHeaders((QuotaPolicy("other", 10, 1),), (ServiceLimit("other", 0, 1),), 1), status=429)
@@ -157,7 +157,7 @@ def test_failures_may_have_been_counted_and_denials_were_not() -> None:
 
 
 def test_a_concurrent_answer_does_not_account_for_a_failure() -> None:
-    pace = known(window(5, 10))
+    pace = pace_after(window(5, 10))
     failed, other = send(pace), send(pace)
     pace.fail(failed, 0)
     answer(pace, other, window(4, 10))
@@ -167,7 +167,7 @@ def test_a_concurrent_answer_does_not_account_for_a_failure() -> None:
 
 
 def test_quota_spent_by_others_is_noticed() -> None:
-    pace = known(bucket(9))
+    pace = pace_after(bucket(9))
     answer(pace, send(pace), bucket(0))
     assert wait(pace) == 1
     answer(pace, send(pace, 1), bucket(5), 1)
@@ -178,7 +178,7 @@ def test_quota_spent_by_others_is_noticed() -> None:
 
 @pytest.mark.parametrize("older_first", [True, False])
 def test_the_answer_to_a_later_request_is_newer(older_first: bool) -> None:
-    pace = known(window(9, 60, length=60))
+    pace = pace_after(window(9, 60, length=60))
     older, newer = send(pace), send(pace, 1)
     if older_first:
         answer(pace, older, window(0, 60, length=60), 2)
@@ -192,7 +192,7 @@ def test_the_answer_to_a_later_request_is_newer(older_first: bool) -> None:
 
 
 def test_a_window_gives_nothing_back_until_its_end_and_one_request_probes_it() -> None:
-    pace = known(window(2, 9))
+    pace = pace_after(window(2, 9))
     for left in (1, 0):
         answer(pace, send(pace), window(left, 9))
     assert wait(pace, 8.999999) > 0
@@ -205,14 +205,14 @@ def test_a_window_gives_nothing_back_until_its_end_and_one_request_probes_it() -
 
 
 def test_after_a_long_time_there_is_as_much_as_there_can_be() -> None:
-    pace = known(window(2, 10))
+    pace = pace_after(window(2, 10))
     for _ in range(10):
         send(pace, 1000)
     assert wait(pace, 1000) > 0
 
 
 def test_a_bucket_fills_between_answers() -> None:
-    pace = known(bucket(9))
+    pace = pace_after(bucket(9))
     for left in (8, 7, 6, 5):
         answer(pace, send(pace), bucket(left))
     for _ in range(5):
@@ -229,14 +229,14 @@ def test_a_bucket_fills_between_answers() -> None:
 
 
 def test_the_next_token_of_a_bucket_is_not_expected_early() -> None:
-    pace = known(bucket(9, window=7))
+    pace = pace_after(bucket(9, window=7))
     for left in (8, 7, 6, 5, 4, 3, 2, 1, 0):
         answer(pace, send(pace), bucket(left, window=7))
     assert wait(pace) == 1, "and not 0.7 seconds, though it fills at that pace"
 
 
 def test_a_window_that_resembles_a_bucket_is_not_mistaken_for_one() -> None:
-    pace = known(window(9, 1))
+    pace = pace_after(window(9, 1))
     for left, reset in ((8, 2), (7, 3)):
         answer(pace, send(pace), window(left, reset))
     answer(pace, send(pace), window(5, 9))
@@ -246,7 +246,7 @@ def test_a_window_that_resembles_a_bucket_is_not_mistaken_for_one() -> None:
 
 
 def test_a_one_second_window_is_not_mistaken_for_a_bucket() -> None:
-    pace = known(window(6, 1, 7, 1))
+    pace = pace_after(window(6, 1, 7, 1))
     for left in (5, 4, 3):
         answer(pace, send(pace), window(left, 1, 7, 1))
     for _ in range(3):
@@ -256,7 +256,7 @@ def test_a_one_second_window_is_not_mistaken_for_a_bucket() -> None:
 
 def test_slow_answers_slow_nothing_down() -> None:
     """Sixty a minute, each of which takes ten seconds: ten are under way at a time."""
-    pace = known(bucket(9))
+    pace = pace_after(bucket(9))
     for left in (8, 7, 6, 5, 4, 3, 2, 1, 0):
         answer(pace, send(pace), bucket(left))
     under_way: list[SentRequest] = []
@@ -269,7 +269,7 @@ def test_slow_answers_slow_nothing_down() -> None:
 
 def test_all_policies_apply_though_an_answer_names_one() -> None:
     policies = (QuotaPolicy("fast", 5, 1), QuotaPolicy("slow", 10, 100))
-    pace = known(RateLimitHeaders(policies, (ServiceLimit("slow", 9, 10),)))
+    pace = pace_after(RateLimitHeaders(policies, (ServiceLimit("slow", 9, 10),)))
     for _ in range(2):
         for left in (4, 3, 2, 1):
             answer(pace, send(pace), RateLimitHeaders(policies, (ServiceLimit("fast", left, 1),)))
@@ -278,7 +278,7 @@ def test_all_policies_apply_though_an_answer_names_one() -> None:
 
 
 def test_requests_beyond_the_quota_were_denied_and_leave_no_debt() -> None:
-    pace = known(SILENT)
+    pace = pace_after(SILENT)
     sent = [send(pace, 1) for _ in range(8)]
     answer(pace, sent.pop(), window(1, 0, quota=1, length=86_400), 1)
     for one in sent:
@@ -287,7 +287,7 @@ def test_requests_beyond_the_quota_were_denied_and_leave_no_debt() -> None:
 
 
 def test_policies_are_distinguished_by_their_partition() -> None:
-    pace = known(RateLimitHeaders((), (ServiceLimit("a", 0, 5, b"one"), ServiceLimit("a", 3, 5, b"two"))))
+    pace = pace_after(RateLimitHeaders((), (ServiceLimit("a", 0, 5, b"one"), ServiceLimit("a", 3, 5, b"two"))))
     assert wait(pace) == 5
     answer(pace, pace.send(0), RateLimitHeaders((), (ServiceLimit("a", 2, 5, b"two"),)))
     assert wait(pace) == 5
@@ -295,14 +295,14 @@ def test_policies_are_distinguished_by_their_partition() -> None:
 
 def test_a_limit_in_another_unit_only_tells_when_it_is_exhausted() -> None:
     policy = (QuotaPolicy("bytes", 1000, 60, "content-bytes"),)
-    pace = known(RateLimitHeaders(policy, (ServiceLimit("bytes", 3, 60),)))
+    pace = pace_after(RateLimitHeaders(policy, (ServiceLimit("bytes", 3, 60),)))
     sent = [send(pace) for _ in range(10)]
     answer(pace, sent[-1], RateLimitHeaders(policy, (ServiceLimit("bytes", 0, 60),)))
     assert wait(pace) >= 60
 
 
 def test_without_a_reset_time_a_minute_is_assumed() -> None:
-    pace = known(RateLimitHeaders((), (ServiceLimit("", 1),)))
+    pace = pace_after(RateLimitHeaders((), (ServiceLimit("", 1),)))
     send(pace)
     assert pace.earliest(0)[1] == "nothing is left"
     assert 60 <= wait(pace) <= 120
@@ -313,7 +313,7 @@ def test_memory_is_bounded() -> None:
     for number in range(100):
         answer(pace, send(pace), RateLimitHeaders((), (ServiceLimit(str(number), 1000, 5),)))
     assert len(pace._policies) == 32
-    pace = known(SILENT)
+    pace = pace_after(SILENT)
     stuck = send(pace)
     for _ in range(12_000):
         answer(pace, send(pace, 1), SILENT, 1)
@@ -324,7 +324,7 @@ def test_memory_is_bounded() -> None:
 
 def test_answers_that_name_ever_more_are_merged_and_the_least_of_them_counts() -> None:
     """With an estimate for each, a server could make its clients compute for minutes."""
-    pace = known(window(50, 10, quota=1000))
+    pace = pace_after(window(50, 10, quota=1000))
     in_flight = [send(pace) for _ in range(40)]
     for number, one in enumerate(in_flight):
         answer(pace, one, window(12 + number, 10, quota=1000))
@@ -346,14 +346,14 @@ def test_a_pace_is_idle_when_there_is_nothing_to_wait_for() -> None:
 
 
 def test_nothing_is_hopeless_while_an_answer_may_change_it() -> None:
-    pace = known(window(1, 100))
+    pace = pace_after(window(1, 100))
     sent = send(pace)
     assert wait(pace) == 100
     assert not pace.hopeless(0, 50 * SECOND)
     answer(pace, sent, window(0, 100))
     assert pace.hopeless(0, 50 * SECOND)
     assert not pace.hopeless(0, 100 * SECOND)
-    pace = known(SILENT)
+    pace = pace_after(SILENT)
     sent, _ = send(pace), send(pace)
     answer(pace, sent, RateLimitHeaders(retry_after=100), status=429)
     assert pace.hopeless(0, 50 * SECOND)
@@ -361,7 +361,7 @@ def test_nothing_is_hopeless_while_an_answer_may_change_it() -> None:
 
 def test_what_is_in_flight_asks_to_wait_only_in_a_denial() -> None:
     policies = (QuotaPolicy("slots", 1, None, "concurrent-requests"),)
-    pace = known(RateLimitHeaders(policies, (ServiceLimit("slots", 0, None),)))
+    pace = pace_after(RateLimitHeaders(policies, (ServiceLimit("slots", 0, None),)))
     assert wait(pace) == 0
     denied = RateLimitHeaders(policies, (ServiceLimit("slots", 0, 7),), 9.0)
     answer(pace, send(pace), denied, status=429)

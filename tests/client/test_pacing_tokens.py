@@ -6,7 +6,7 @@ import pytest
 
 from headgate.client.pacing import SECOND, Pace
 from headgate.http import DatedLimit, QuotaPolicy, RateLimitHeaders, ServiceLimit
-from tests.support.paces import answer, known, send, wait
+from tests.support.paces import answer, pace_after, send, wait
 
 pytestmark = pytest.mark.once
 
@@ -28,7 +28,7 @@ def bucket(left: int, quota: int = 1000, per: float = 60, **more: Any) -> RateLi
 
 
 def test_the_first_request_has_cost_no_more_than_is_lacking() -> None:
-    pace = known(stated(700, 60))
+    pace = pace_after(stated(700, 60))
     sent = [send(pace), send(pace)]
     assert wait(pace) > 0, "two that cost 300 each are in flight"
     assert pace.earliest(0)[1] == "too little is left under 'tokens'"
@@ -38,7 +38,7 @@ def test_the_first_request_has_cost_no_more_than_is_lacking() -> None:
 
 
 def test_if_much_is_lacking_at_first_one_request_tells_more() -> None:
-    pace = known(stated(200, 60))
+    pace = pace_after(stated(200, 60))
     sent = send(pace)
     assert wait(pace) > 0
     answer(pace, sent, stated(190, 60))
@@ -48,18 +48,18 @@ def test_if_much_is_lacking_at_first_one_request_tells_more() -> None:
 
 
 def test_a_request_is_expected_to_cost_as_much_as_the_most_expensive_of_the_last_ten() -> None:
-    pace = known(stated(990, 60), stated(890, 60), *(stated(880 - 10 * number, 60) for number in range(9)))
+    pace = pace_after(stated(990, 60), stated(890, 60), *(stated(880 - 10 * number, 60) for number in range(9)))
     for _ in range(8):
         send(pace)
     assert wait(pace) > 0, "800 left: eight of the 100 that one has cost"
-    pace = known(stated(990, 60), stated(890, 60), *(stated(880 - 10 * number, 60) for number in range(10)))
+    pace = pace_after(stated(990, 60), stated(890, 60), *(stated(880 - 10 * number, 60) for number in range(10)))
     for _ in range(79):
         send(pace)
     assert wait(pace) > 0, "790 left: now all of the last ten have cost 10"
 
 
 def test_requests_in_flight_at_the_same_time_share_their_cost() -> None:
-    pace = known(stated(990, 60))
+    pace = pace_after(stated(990, 60))
     sent = [send(pace) for _ in range(4)]
     for one, left in zip(sent, (500, 700, 900, 590), strict=True):  # the server judges in any order
         answer(pace, one, stated(left, 60))
@@ -70,7 +70,7 @@ def test_requests_in_flight_at_the_same_time_share_their_cost() -> None:
 
 
 def test_what_a_bucket_regains_meanwhile_is_not_taken_for_a_lower_cost() -> None:
-    pace, now, left = known(bucket(8900, 10_000), bucket(7800, 10_000)), 0, 7800
+    pace, now, left = pace_after(bucket(8900, 10_000), bucket(7800, 10_000)), 0, 7800
     for _ in range(12):  # each costs 1100, and 1000 come back in between
         now, left = now + 6, left - 100
         answer(pace, send(pace, now), bucket(left, 10_000), now)
@@ -80,7 +80,7 @@ def test_what_a_bucket_regains_meanwhile_is_not_taken_for_a_lower_cost() -> None
 
 
 def test_a_window_that_has_started_over_tells_the_cost_from_its_quota() -> None:
-    pace = known(stated(100, 10), stated(90, 10))
+    pace = pace_after(stated(100, 10), stated(90, 10))
     answer(pace, send(pace, 20), stated(700, 60), 20)
     for _ in range(2):
         send(pace, 20)
@@ -97,7 +97,7 @@ def test_a_window_whose_end_was_stated_late_is_not_taken_for_a_new_one() -> None
 
 
 def test_a_denied_request_has_cost_nothing() -> None:
-    pace = known(stated(700, 60))
+    pace = pace_after(stated(700, 60))
     assert answer(pace, send(pace), stated(400, 60), status=429)
     answer(pace, send(pace, 70), stated(700, 60), 70)
     for _ in range(2):
@@ -109,7 +109,7 @@ def test_a_denied_request_has_cost_nothing() -> None:
 
 
 def test_the_estimate_of_the_caller_counts_instead() -> None:
-    pace = known(stated(700, 60))
+    pace = pace_after(stated(700, 60))
     sent = [send(pace, tokens=10) for _ in range(50)]
     assert wait(pace, tokens=201) > 0
     assert wait(pace, tokens=200) == 0
@@ -122,7 +122,7 @@ def test_the_estimate_of_the_caller_counts_instead() -> None:
 def test_an_estimate_may_be_given_for_some_policies_by_name() -> None:
     first = [stated(900, 60, name=name) for name in ("input-tokens", "output-tokens")]
     both = RateLimitHeaders(first[0].policies + first[1].policies, first[0].limits + first[1].limits)
-    pace = known(both)
+    pace = pace_after(both)
     assert wait(pace, tokens={"input-tokens": 901}) > 0
     for _ in range(9):
         send(pace, tokens={"input-tokens": 1})
@@ -131,7 +131,7 @@ def test_an_estimate_may_be_given_for_some_policies_by_name() -> None:
 
 @pytest.mark.parametrize("headers", [stated(999, 60), bucket(999)])
 def test_an_estimate_above_the_limit_waits_until_all_is_back(headers: RateLimitHeaders) -> None:
-    pace = known(headers)
+    pace = pace_after(headers)
     now = wait(pace, tokens=10**9)
     assert 0 < now <= 60
     assert wait(pace, now, tokens=10**9) == 0
@@ -139,7 +139,7 @@ def test_an_estimate_above_the_limit_waits_until_all_is_back(headers: RateLimitH
 
 def test_what_a_full_quota_doesnt_cover_waits_for_requests_in_flight() -> None:
     huge = 999_999_999_999_999
-    pace = known(stated(huge, 60, huge))
+    pace = pace_after(stated(huge, 60, huge))
     sent = send(pace, 60, huge)
     moments = [60.0]
     while (more := wait(pace, moments[-1], 5)) > 0 and len(moments) < 100:
@@ -151,7 +151,7 @@ def test_what_a_full_quota_doesnt_cover_waits_for_requests_in_flight() -> None:
 
 
 def test_the_estimate_of_the_caller_is_of_no_use_for_other_units() -> None:
-    pace = known(RateLimitHeaders((QuotaPolicy("requests", 10),), (ServiceLimit("requests", 9, 60),)))
+    pace = pace_after(RateLimitHeaders((QuotaPolicy("requests", 10),), (ServiceLimit("requests", 9, 60),)))
     for _ in range(9):
         send(pace, tokens=1000)
     assert wait(pace, tokens=0) > 0
@@ -162,14 +162,14 @@ def test_both_requests_and_tokens_count() -> None:
         one, other = stated(requests, 60, 10, name="requests"), stated(tokens, 30)
         return RateLimitHeaders(one.policies + other.policies, one.limits + other.limits)
 
-    pace = known(both(9, 900), both(8, 800))
+    pace = pace_after(both(9, 900), both(8, 800))
     for _ in range(8):
         send(pace)
     assert wait(pace) >= 60
-    pace = known(both(9, 900), both(8, 500))
+    pace = pace_after(both(9, 900), both(8, 500))
     send(pace)
     assert wait(pace) >= 30
-    pace = known(both(0, 900))
+    pace = pace_after(both(0, 900))
     assert pace.earliest(0) == (60 * SECOND, "nothing is left under 'requests'")
 
 
@@ -180,17 +180,17 @@ def test_both_requests_and_tokens_count() -> None:
 @pytest.mark.parametrize("dated", [False, True])
 def test_a_bucket_is_recognised_by_a_reset_that_moves_away(per: int, dated: bool) -> None:
     answers = [bucket(left, 10, per, name="requests", dated=dated) for left in range(9, -1, -1)]
-    assert wait(known(*answers)) == per / 10, "and not until all is back, which is what it states"
+    assert wait(pace_after(*answers)) == per / 10, "and not until all is back, which is what it states"
 
 
 def test_a_window_gives_nothing_back_before_its_reset() -> None:
     answers = [stated(left, 60 - number / 100, 10, name="requests") for number, left in enumerate(range(9, -1, -1))]
-    assert wait(known(*answers)) == pytest.approx(59.91)
+    assert wait(pace_after(*answers)) == pytest.approx(59.91)
 
 
 def test_a_new_window_is_not_mistaken_for_a_bucket() -> None:
     """Its reset is later and less is left, as after others have used it; both fit a bucket of the usual length."""
-    pace = known(stated(9, 6, 10, name="requests"))
+    pace = pace_after(stated(9, 6, 10, name="requests"))
     answer(pace, send(pace, 10), stated(5, 30, 10, name="requests"), 10)
     for _ in range(5):
         send(pace, 10)
@@ -198,16 +198,16 @@ def test_a_new_window_is_not_mistaken_for_a_bucket() -> None:
 
 
 def test_a_bucket_that_turns_out_to_be_none_is_no_longer_trusted() -> None:
-    pace = known(*(bucket(left, 10, name="requests") for left in (9, 8, 7, 6)))
+    pace = pace_after(*(bucket(left, 10, name="requests") for left in (9, 8, 7, 6)))
     answer(pace, send(pace), stated(0, 60, 20, name="requests"))
     assert wait(pace) == 60
-    pace = known(*(bucket(left, 10, name="requests") for left in (9, 8, 7, 6)))
+    pace = pace_after(*(bucket(left, 10, name="requests") for left in (9, 8, 7, 6)))
     answer(pace, send(pace), stated(0, 20, 10, name="requests"))
     assert wait(pace) == 20
 
 
 def test_a_bucket_that_turns_out_to_have_another_window_is_no_longer_trusted() -> None:
-    pace = known(*(bucket(left, 10, name="requests") for left in (9, 8, 7, 6)))
+    pace = pace_after(*(bucket(left, 10, name="requests") for left in (9, 8, 7, 6)))
     answer(pace, send(pace), bucket(5, 10, 3600, name="requests"))
     for _ in range(5):
         send(pace)
@@ -217,16 +217,16 @@ def test_a_bucket_that_turns_out_to_have_another_window_is_no_longer_trusted() -
 def test_a_response_that_names_a_policy_twice_is_tolerated() -> None:
     headers = stated(900, 60)
     twice = headers._replace(limits=(*headers.limits, ServiceLimit("tokens", 800, 60)))
-    pace = known(twice, twice)
+    pace = pace_after(twice, twice)
     assert wait(pace) == 0
 
 
 def test_a_denial_by_a_bucket_asks_for_its_own_wait() -> None:
-    pace = known(*(bucket(left, 10, name="requests") for left in (9, 8, 7, 6)))
+    pace = pace_after(*(bucket(left, 10, name="requests") for left in (9, 8, 7, 6)))
     headers = bucket(0, 10, name="requests")._replace(retry_after=7)
     assert answer(pace, send(pace), headers, status=429)
     assert wait(pace) == 7
-    pace = known(stated(9, 60, 10, name="requests"))
+    pace = pace_after(stated(9, 60, 10, name="requests"))
     assert answer(pace, send(pace), stated(0, 60, 10, name="requests")._replace(retry_after=7), status=429)
     assert wait(pace) == 60, "of another kind of limit, nothing is back before"
 
@@ -242,7 +242,7 @@ def test_a_reset_that_is_a_moment_counts_from_the_response() -> None:
 
 
 def test_waits_are_exact_to_a_microsecond() -> None:
-    assert wait(known(stated(0, 0.017))) == 0.017
+    assert wait(pace_after(stated(0, 0.017))) == 0.017
     pace = Pace()
     answer(pace, send(pace), RateLimitHeaders(retry_after=0.25), status=429)
     assert wait(pace) == 0.25

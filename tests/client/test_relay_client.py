@@ -8,18 +8,17 @@ import pytest
 
 from headgate.client import Denial, QueueFull, Refused, Unsent
 from headgate.client.outbox import PacedLimit
-from tests.support.event_loop import run, until
-from tests.support.hub import Running, running
+from tests.support.event_loop import holds_for_turns, run, wait_until
+from tests.support.hub import HubServer, hub_server
 from tests.support.hub_clients import (
     Denials,
     Kind,
-    at_hub,
-    at_limited_hub,
+    advance_until_done,
     both_clients,
-    in_time,
     relay_client,
-    stays,
     take,
+    with_hub,
+    with_limited_hub,
 )
 
 pytestmark = pytest.mark.once
@@ -29,15 +28,15 @@ SECOND = 1_000_000
 # The limit ------------------------------------------------------------------------------------------------------------
 
 
-@at_hub(relay_rate_limit="0.5", relay_rate_burst="2")
-async def test_d5_a_denial_is_reported_with_its_wait_and_reason_and_held_back_and_sent_again(hub: Running) -> None:
+@with_hub(relay_rate_limit="0.5", relay_rate_burst="2")
+async def test_d5_a_denial_is_reported_with_its_wait_and_reason_and_held_back_and_sent_again(hub: HubServer) -> None:
     denials = Denials(hub.clock)
     async with relay_client(hub, "alice", on_rate_limited=denials) as alice, relay_client(hub, "bob") as bob:
         for number in range(2):
             await alice.send("bob", b"%d" % number)
         third = asyncio.create_task(alice.send("bob", b"2"))
         fourth = asyncio.create_task(alice.send("bob", b"3"))
-        await until(lambda: denials, "the denial")
+        await wait_until(lambda: denials, "the denial")
         began = hub.clock.now()
         assert [body.body for body in await take(bob, 2)] == [b"0", b"1"]
         ((when, denial),) = denials
@@ -48,9 +47,9 @@ async def test_d5_a_denial_is_reported_with_its_wait_and_reason_and_held_back_an
         assert alice.waiting == 2
 
         hub.clock.advance(1.999999)
-        assert await stays(lambda: hub.hub.relay.denied == 1 and hub.hub.relay.passed == 2)
-        await in_time(hub.clock, alice, third)
-        await in_time(hub.clock, alice, fourth)
+        assert await holds_for_turns(lambda: hub.hub.relay.denied == 1 and hub.hub.relay.passed == 2)
+        await advance_until_done(hub.clock, alice, third)
+        await advance_until_done(hub.clock, alice, fourth)
         found = await take(bob, 2)
         assert [(one.sender, one.body) for one in found] == [("alice", b"2"), ("alice", b"3")]
         assert found[0].id == third.result() == denial.id
@@ -59,9 +58,9 @@ async def test_d5_a_denial_is_reported_with_its_wait_and_reason_and_held_back_an
 
 
 @pytest.mark.parametrize("in_flight", [1, 8])
-@at_hub()
+@with_hub()
 async def test_d5_all_of_300_arrive_once_and_in_order_with_few_denials_and_none_early(
-    hub: Running, in_flight: int
+    hub: HubServer, in_flight: int
 ) -> None:
     denials = Denials(hub.clock)
     options: dict[str, Any] = {"on_rate_limited": denials, "in_flight": in_flight}
@@ -69,7 +68,7 @@ async def test_d5_all_of_300_arrive_once_and_in_order_with_few_denials_and_none_
         began = hub.clock.now()
         reading = asyncio.create_task(take(bob, 300))
         sends = asyncio.gather(*[alice.send("bob", b"%d" % number) for number in range(300)])
-        await in_time(hub.clock, alice, sends)
+        await advance_until_done(hub.clock, alice, sends)
         found = await reading
         assert [one.body for one in found] == [b"%d" % number for number in range(300)]
         assert len({one.id for one in found}) == 300
@@ -80,8 +79,8 @@ async def test_d5_all_of_300_arrive_once_and_in_order_with_few_denials_and_none_
         assert bob.dropped == 0
 
 
-@at_hub()
-async def test_d5_a_sequential_sender_is_not_denied_each_time(hub: Running) -> None:
+@with_hub()
+async def test_d5_a_sequential_sender_is_not_denied_each_time(hub: HubServer) -> None:
     denials = Denials(hub.clock)
     async with relay_client(hub, "alice", on_rate_limited=denials) as alice, relay_client(hub, "bob") as bob:
 
@@ -89,7 +88,7 @@ async def test_d5_a_sequential_sender_is_not_denied_each_time(hub: Running) -> N
             for number in range(80):
                 await alice.send("bob", b"%d" % number)
 
-        await in_time(hub.clock, alice, talk())
+        await advance_until_done(hub.clock, alice, talk())
         assert [one.body for one in await take(bob, 80)] == [b"%d" % number for number in range(80)]
         before = len(denials)
         assert 2 <= before <= 5
@@ -97,12 +96,14 @@ async def test_d5_a_sequential_sender_is_not_denied_each_time(hub: Running) -> N
         for _ in range(10):
             await alice.send("bob", b"")
         assert len(denials) == before
-        await in_time(hub.clock, alice, talk())
+        await advance_until_done(hub.clock, alice, talk())
         assert len(denials) <= before + 4
 
 
-@at_hub(relay_rate_burst="1")
-async def test_d5_clients_that_are_denied_at_the_same_moment_do_not_come_back_at_the_same_moment(hub: Running) -> None:
+@with_hub(relay_rate_burst="1")
+async def test_d5_clients_that_are_denied_at_the_same_moment_do_not_come_back_at_the_same_moment(
+    hub: HubServer,
+) -> None:
     clients = [relay_client(hub, f"agent-{number}") for number in range(20)]
     for client in clients:
         await client.__aenter__()
@@ -111,15 +112,15 @@ async def test_d5_clients_that_are_denied_at_the_same_moment_do_not_come_back_at
             with pytest.raises(Refused, match="unreachable"):
                 await client.send("nobody", b"")
         sends = [asyncio.create_task(client.send("nobody", b"")) for client in clients]
-        await until(lambda: hub.hub.relay.denied == 20, "the denials")
-        await until(lambda: all(client.delay for client in clients), "the holding back")
+        await wait_until(lambda: hub.hub.relay.denied == 20, "the denials")
+        await wait_until(lambda: all(client.delay for client in clients), "the holding back")
         waits = sorted(client.delay for client in clients)
         assert waits[0] >= 1.0
         assert len(set(waits)) == 20
         assert waits[-1] - waits[0] > 0.05
         for number, wait in enumerate(waits):
             hub.clock.advance(wait - (waits[number - 1] if number else 0.0))
-            await until(lambda number=number: hub.hub.relay.passed == 21 + number, "the next")  # type: ignore[misc]
+            await wait_until(lambda number=number: hub.hub.relay.passed == 21 + number, "the next")  # type: ignore[misc]
         assert hub.hub.relay.denied == 20
         for send in sends:
             with pytest.raises(Refused, match="unreachable"):
@@ -189,9 +190,9 @@ def test_a_failing_callback_is_logged_and_ignored(caplog: pytest.LogCaptureFixtu
     async def main() -> None:
         async with relay_client(hub, "alice", on_rate_limited=fail) as alice, relay_client(hub, "bob"):
             await alice.send("bob", b"")
-            await in_time(hub.clock, alice, alice.send("bob", b""))
+            await advance_until_done(hub.clock, alice, alice.send("bob", b""))
 
-    with running(relay_rate_burst="1") as hub:
+    with hub_server(relay_rate_burst="1") as hub:
         run(main())
     assert "has failed" in caplog.text
 
@@ -200,52 +201,52 @@ def test_a_failing_callback_is_logged_and_ignored(caplog: pytest.LogCaptureFixtu
 
 
 @both_clients
-@at_limited_hub
-async def test_d5_the_queue_is_bounded_and_senders_wait_for_room_in_turn(hub: Running, kind: Kind) -> None:
+@with_limited_hub
+async def test_d5_the_queue_is_bounded_and_senders_wait_for_room_in_turn(hub: HubServer, kind: Kind) -> None:
     async with kind.connect(hub, "alice", most=3) as alice, kind.connect(hub, "bob") as bob:
         await kind.send(alice, "bob", "first")
         sends = [asyncio.create_task(kind.send(alice, "bob", str(number))) for number in range(8)]
-        await until(lambda: alice.delay, "the wait")
+        await wait_until(lambda: alice.delay, "the wait")
         assert alice.waiting == 3
         with pytest.raises(QueueFull, match="the queue is full"):
             await kind.send(alice, "bob", "no room", wait=False)
-        await in_time(hub.clock, alice, asyncio.gather(*sends))
-        await in_time(hub.clock, alice, kind.send(alice, "bob", "room", wait=False))
+        await advance_until_done(hub.clock, alice, asyncio.gather(*sends))
+        await advance_until_done(hub.clock, alice, kind.send(alice, "bob", "room", wait=False))
         assert await kind.take(bob, 10) == ["first", *map(str, range(8)), "room"]
 
 
 @both_clients
-@at_limited_hub
-async def test_d5_a_cancelled_message_is_not_sent_later(hub: Running, kind: Kind) -> None:
+@with_limited_hub
+async def test_d5_a_cancelled_message_is_not_sent_later(hub: HubServer, kind: Kind) -> None:
     async with kind.connect(hub, "alice", most=3) as alice, kind.connect(hub, "bob") as bob:
         await kind.send(alice, "bob", "first")
         names = ("denied", "waits", "stays", "no room", "comes")
         denied, waits, stays, no_room, comes = [asyncio.create_task(kind.send(alice, "bob", one)) for one in names]
-        await until(lambda: alice.delay, "the wait")
+        await wait_until(lambda: alice.delay, "the wait")
         for task in (denied, waits, no_room):
             task.cancel()
-        await until(lambda: alice.waiting == 2, "that there is room")
+        await wait_until(lambda: alice.waiting == 2, "that there is room")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await kind.send(alice, "bob", "too late")
-        await in_time(hub.clock, alice, asyncio.gather(stays, comes))
-        await in_time(hub.clock, alice, kind.send(alice, "bob", "last"))
+        await advance_until_done(hub.clock, alice, asyncio.gather(stays, comes))
+        await advance_until_done(hub.clock, alice, kind.send(alice, "bob", "last"))
         assert await kind.take(bob, 4) == ["first", "stays", "comes", "last"]
         unsent = asyncio.create_task(kind.send(alice, "bob", "unsent"))
-        await until(lambda: alice.delay, "the wait")
+        await wait_until(lambda: alice.delay, "the wait")
         assert await alice.close(within=0) == 1
         with pytest.raises(Unsent):
             await unsent
 
 
 @both_clients
-@at_limited_hub
-async def test_d5_close_waits_for_the_queue_and_counts_unsent_messages(hub: Running, kind: Kind) -> None:
+@with_limited_hub
+async def test_d5_close_waits_for_the_queue_and_counts_unsent_messages(hub: HubServer, kind: Kind) -> None:
     async with kind.connect(hub, "bob") as bob:
         async with kind.connect(hub, "alice", most=4) as alice:
             await kind.send(alice, "bob", "0")
             sends = [asyncio.create_task(kind.send(alice, "bob", str(number))) for number in range(1, 9)]
-            await until(lambda: alice.delay, "the wait")
+            await wait_until(lambda: alice.delay, "the wait")
             closing = asyncio.create_task(alice.close(within=2.5 * kind.interval))
             await asyncio.sleep(0)
             end = hub.clock.now() + round(2.5 * kind.interval * SECOND)
@@ -255,7 +256,7 @@ async def test_d5_close_waits_for_the_queue_and_counts_unsent_messages(hub: Runn
                     hub.clock.advance(min(alice.delay, (end - hub.clock.now()) / SECOND))
                 return closing.done()
 
-            await until(moved, "the end")
+            await wait_until(moved, "the end")
             assert await closing == 6  # of which two had waited for room
             await asyncio.gather(*sends[:2])
             for send in sends[2:]:
@@ -272,8 +273,8 @@ async def test_d5_close_waits_for_the_queue_and_counts_unsent_messages(hub: Runn
 # What comes in --------------------------------------------------------------------------------------------------------
 
 
-@at_hub(relay_rate_limit="off")
-async def test_one_that_takes_no_more_messages_makes_the_hub_tell_their_sender(hub: Running) -> None:
+@with_hub(relay_rate_limit="off")
+async def test_one_that_takes_no_more_messages_makes_the_hub_tell_their_sender(hub: HubServer) -> None:
     async with relay_client(hub, "alice") as alice, relay_client(hub, "bob", buffer=2) as bob:
         sent = [b"0"]
         await alice.send("bob", b"0")
@@ -292,19 +293,19 @@ async def test_one_that_takes_no_more_messages_makes_the_hub_tell_their_sender(h
         assert bob.dropped == 0
 
 
-@at_hub(relay_rate_limit="off")
-async def test_one_that_never_takes_messages_can_still_send(hub: Running, caplog: pytest.LogCaptureFixture) -> None:
+@with_hub(relay_rate_limit="off")
+async def test_one_that_never_takes_messages_can_still_send(hub: HubServer, caplog: pytest.LogCaptureFixture) -> None:
     async with relay_client(hub, "alice") as alice, relay_client(hub, "bob", buffer=2) as bob:
         for number in range(10):
             await alice.send("bob", b"%d" % number)
-        await until(lambda: bob.dropped == 8, "the messages")
+        await wait_until(lambda: bob.dropped == 8, "the messages")
         await bob.send("alice", b"hello")
         assert (await anext(alice)).body == b"hello"
         assert [one.body for one in await take(bob, 2)] == [b"8", b"9"]
 
 
-@at_hub(relay_rate_limit="off")
-async def test_one_that_answers_each_message_is_not_stuck_when_many_come(hub: Running) -> None:
+@with_hub(relay_rate_limit="off")
+async def test_one_that_answers_each_message_is_not_stuck_when_many_come(hub: HubServer) -> None:
     async with relay_client(hub, "alice", in_flight=20) as alice, relay_client(hub, "bob", buffer=1) as bob:
 
         async def answer() -> None:
@@ -318,7 +319,7 @@ async def test_one_that_answers_each_message_is_not_stuck_when_many_come(hub: Ru
         answers: list[str] = []
         tasks = [asyncio.create_task(answer()), asyncio.create_task(hear())]
         ids = await asyncio.gather(*[alice.send("bob", b"%d" % number) for number in range(100)])
-        await until(lambda: len(answers) + bob.dropped == 100, "an answer to each that was not dropped")
+        await wait_until(lambda: len(answers) + bob.dropped == 100, "an answer to each that was not dropped")
         assert len(set(answers)) == len(answers) > 0
         assert set(answers) <= set(ids)
         for task in tasks:

@@ -27,8 +27,8 @@ from websockets.sync.client import connect
 from headgate import Policy
 from headgate._version import VERSION
 from headgate.proto import envelope_pb2 as wire
-from tests.support.hub import Running, running
-from tests.support.hub_process import Program, program
+from tests.support.hub import HubServer, hub_server
+from tests.support.hub_process import HubProcess, hub_process
 from tests.support.valkey import PATIENCE, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ LEAST = 281
 
 
 @contextmanager
-def receiving(url: str, name: str, token: str) -> Iterator[list[str]]:
+def received_messages(url: str, name: str, token: str) -> Iterator[list[str]]:
     """What an agent that listens in Python has got, until the block ends."""
     bodies: list[str] = []
     with connect(url, proxy=None, compression=None, open_timeout=PATIENCE) as socket:
@@ -69,14 +69,14 @@ class HubServices:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._manual_hubs: list[Running] = []
-        self._programs: list[tuple[Program, dict[str, str | None]]] = []
+        self._manual_hubs: list[HubServer] = []
+        self._programs: list[tuple[HubProcess, dict[str, str | None]]] = []
         self._received: list[list[str]] = []
         self._stack = ExitStack()
 
     def manual(self, **settings: Any) -> dict[str, Any]:
         """A hub on a clock that is advanced by hand."""
-        self._manual_hubs.append(self._stack.enter_context(running(**settings)))
+        self._manual_hubs.append(self._stack.enter_context(hub_server(**settings)))
         return {"hub": len(self._manual_hubs) - 1, "url": f"ws://{self._manual_hubs[-1]}/relay"}
 
     def accounts(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class HubServices:
         """The real program, on the real clock, and tokens of agents."""
         number = len(self._programs)
         environment: dict[str, str | None] = {"HEADGATE_RELAY_RATE_LIMIT": rate, "HEADGATE_RELAY_RATE_BURST": burst}
-        hub = Program(self._folder / str(number), environment=environment)
+        hub = HubProcess(self._folder / str(number), environment=environment)
         self._programs.append((hub, environment))
         with hub.http("") as client:
             answers = [client.post("/api/onboard/register", json={"agent_id": agent}) for agent in agents]
@@ -127,7 +127,7 @@ class HubServices:
     def start(self, hub: int) -> None:
         """One that was ended, on the same port and with the same data."""
         before, environment = self._programs[hub]
-        again = Program(self._folder / str(hub), "--port", str(before.port), environment=environment)
+        again = HubProcess(self._folder / str(hub), "--port", str(before.port), environment=environment)
         self._programs[hub] = (again, environment)
 
     def server(self, module: str) -> int:
@@ -140,7 +140,7 @@ class HubServices:
         return int(process.stdout.readline())
 
     def receive(self, url: str, agent: str, token: str) -> int:
-        self._received.append(self._stack.enter_context(receiving(url, agent, token)))
+        self._received.append(self._stack.enter_context(received_messages(url, agent, token)))
         return len(self._received) - 1
 
     def received(self, receiver: int, count: int) -> list[str]:
@@ -177,7 +177,7 @@ class ServiceHandler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+def http_server(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     """The address of a small HTTP server, until the block ends."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -190,11 +190,11 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 
 @contextmanager
-def serving_hubs(folder: Path) -> Iterator[str]:
+def hub_services(folder: Path) -> Iterator[str]:
     """The address of the services, until the block ends."""
     services = HubServices(folder)
     try:
-        with serving(type("Handler", (ServiceHandler,), {"services": services})) as address:
+        with http_server(type("Handler", (ServiceHandler,), {"services": services})) as address:
             yield address
     finally:
         services.close()
@@ -223,23 +223,23 @@ def npm(*arguments: str, **variables: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def built() -> None:
+def built_package() -> None:
     """The package with what it needs, compiled."""
     npm("install", "--no-audit", "--no-fund", "--prefer-offline")
     npm("run", "build")
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("built")
+@pytest.mark.usefixtures("built_package")
 def test_d5_typescript_the_client_passes_its_tests_against_real_hubs(tmp_path: Path) -> None:
-    with serving_hubs(tmp_path) as address:
+    with hub_services(tmp_path) as address:
         said = npm("test", HEADGATE_TESTS=address)
     counted = dict(re.findall(r"^\S+ (tests|pass|skipped) (\d+)$", said, re.MULTILINE))
     assert int(counted["tests"]) == int(counted["pass"]) >= LEAST, said
     assert counted["skipped"] == "0", said
 
 
-class Page(SimpleHTTPRequestHandler):
+class PageHandler(SimpleHTTPRequestHandler):
     """An empty page that finds the package, which is served as it stands."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -285,13 +285,17 @@ async ([url, token]) => {
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("built")
+@pytest.mark.usefixtures("built_package")
 def test_d5_typescript_the_client_works_in_a_browser_with_its_own_websocket(tmp_path: Path) -> None:
     chromium = shutil.which("chromium")
     assert chromium, "expected the program chromium on the path (apt install chromium); ./dev long installs it"
     environment = {"HEADGATE_RELAY_RATE_LIMIT": "20", "HEADGATE_RELAY_RATE_BURST": "1"}
     environment["HEADGATE_ALLOWED_HOSTS"] = "127.0.0.1"  # the page is another site, with another port
-    with program(tmp_path, environment=environment) as hub, serving(Page) as site, sync_playwright() as playwright:
+    with (
+        hub_process(tmp_path, environment=environment) as hub,
+        http_server(PageHandler) as site,
+        sync_playwright() as playwright,
+    ):
         with hub.http("") as agent:
             token = agent.post("/api/onboard/register", json={"agent_id": "self"}).json()["token"]
         browser = playwright.chromium.launch(

@@ -6,11 +6,6 @@ from headgate import Limiter, ManualClock, MemoryStore
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(start=1000)
-
-
-@pytest.fixture
 def limiter(clock: ManualClock) -> Limiter:
     return Limiter("5/minute", store=MemoryStore(clock=clock), name="default")
 

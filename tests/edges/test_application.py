@@ -19,11 +19,11 @@ from headgate.edges.asgi import RateLimitMiddleware
 from headgate.edges.decorator import rate_limited
 from headgate.edges.fastapi import RateLimit
 from headgate.edges.wsgi import RateLimitMiddleware as WsgiMiddleware
-from tests.support.asgi_server import serving
-from tests.support.greeting_app import header, hello, served
-from tests.support.http_edges import client_at, serving_wsgi
+from tests.support.asgi_server import app_server
+from tests.support.greeting_app import greeting_app, greeting_server, header
+from tests.support.http_edges import client_at, wsgi_server
 from tests.support.server_process import server_process
-from tests.support.valkey import Server, wait_for
+from tests.support.valkey import ValkeyServer, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -53,26 +53,26 @@ def passed(client: Any, path: str, **headers: str) -> int:
 # The store ------------------------------------------------------------------------------------------------------------
 
 
-def test_dependencies_count_in_the_store_of_the_middleware(redis_server: Server) -> None:
+def test_dependencies_count_in_the_store_of_the_middleware(redis_server: ValkeyServer) -> None:
     name = uuid4().hex
     settings = {"store": redis_server.url, "name": name, "limiter": "30/minute"}
-    with served(shop(settings)) as one, served(shop(settings)) as other:
+    with greeting_server(shop(settings)) as one, greeting_server(shop(settings)) as other:
         assert [passed(one, "/login"), passed(other, "/login"), passed(other, "/export")] == [3, 0, 3]
         assert other.get("/nothing").headers["ratelimit"].startswith(f'"{name}";r=')
-    with served(shop(settings | {"name": uuid4().hex})) as third:
+    with greeting_server(shop(settings | {"name": uuid4().hex})) as third:
         assert passed(third, "/login") == 3, "another name counts apart"
 
 
 @pytest.mark.parametrize("where", ["memory", "redis"])
 def test_two_routes_with_equal_limits_count_apart_unless_they_have_the_same_name(
-    where: str, redis_server: Server
+    where: str, redis_server: ValkeyServer
 ) -> None:
     with RedisStore(redis_server.url, prefix=uuid4().hex) as redis:
         store = redis if where == "redis" else MemoryStore()
-        with served(shop({"store": store})) as client:
+        with greeting_server(shop({"store": store})) as client:
             assert [passed(client, "/login"), passed(client, "/export")] == [3, 3]
         assert not isinstance(store, MemoryStore) or len(store) == 2, "they are counted there"
-        with served(shop({"store": store}, name="both")) as client:
+        with greeting_server(shop({"store": store}, name="both")) as client:
             assert [passed(client, "/login"), passed(client, "/export")] == [3, 0]
     app = FastAPI()
     with RedisStore(redis_server.url, prefix=uuid4().hex) as redis:
@@ -84,7 +84,7 @@ def test_two_routes_with_equal_limits_count_apart_unless_they_have_the_same_name
             app.get(path, dependencies=[Depends(RateLimit(shared))])(lambda: None)
         for path in ("/c", "/d"):
             app.get(path, dependencies=[Depends(RateLimit(Limiter("5/minute", store=store), name="cd"))])(lambda: None)
-        with served(app) as client:
+        with greeting_server(app) as client:
             assert [passed(client, path) for path in ("/login", "/export")] == [3, 3]
             assert [passed(client, path) for path in ("/a", "/b")] == [4, 0], "a limiter with a name counts together"
             assert [passed(client, path) for path in ("/c", "/d")] == [5, 0], "one name counts together"
@@ -100,7 +100,7 @@ def test_without_a_store_each_application_counts_for_itself() -> None:
     for _ in range(2):
         app = FastAPI()
         app.include_router(router)
-        with served(app) as client:
+        with greeting_server(app) as client:
             assert passed(client, "/") == 1
 
 
@@ -118,7 +118,7 @@ async def start(app: Any) -> list[Any]:
     return sent
 
 
-async def test_an_application_doesnt_start_with_a_store_that_cant_be_used(redis_server: Server) -> None:
+async def test_an_application_doesnt_start_with_a_store_that_cant_be_used(redis_server: ValkeyServer) -> None:
     url = redis_server.url.replace("://", "://nobody:secret@")
     more: list[Any] = [None]
     failed: Any = None
@@ -149,7 +149,7 @@ def test_a_mounted_application_may_have_a_store_of_its_own() -> None:
     inner, outer = MemoryStore(), MemoryStore()
     app = shop({"store": outer, "limiter": "90/minute"})
     app.mount("/inner", shop({"store": inner, "limiter": "90/minute"}))
-    with served(app) as client:
+    with greeting_server(app) as client:
         assert [passed(client, path) for path in ("/inner/login", "/login")] == [3, 3]
     assert (len(inner), len(outer)) == (2, 2)
 
@@ -161,10 +161,10 @@ def test_a_request_counts_once_under_a_name() -> None:
     @app.get("/login/")
     def login() -> None: ...
 
-    with served(app) as client:
+    with greeting_server(app) as client:
         assert passed(client, "/login") == 4
     app = shop({"limiter": "9/minute", "routes": {"/login": "4/minute"}}, limit="4/minute", name="/login")
-    with served(app) as client:
+    with greeting_server(app) as client:
         assert passed(client, "/login") == 4, "a route of the middleware is something else"
 
 
@@ -191,7 +191,7 @@ def test_a_request_counts_once_where_name_limit_and_key_are_the_same(limits: lis
     @app.get("/login", dependencies=[Depends(limits[1])])
     def login() -> None: ...
 
-    with served(app) as client:
+    with greeting_server(app) as client:
         assert passed(client, "/login") == count
 
 
@@ -217,7 +217,7 @@ def test_a_request_counts_once_in_a_tier_of_a_gate(first: Any, second: Any, agen
     def login() -> None: ...
 
     gate.reload(Policy(limits=limits, addresses=addresses))
-    with served(app) as client:
+    with greeting_server(app) as client:
         assert [passed(client, "/login", **{"x-key": "bob"}), passed(client, "/login")] == [agent, address]
         assert gate.peek("bob", "http", "light").remaining == 9, "nothing else is counted"
 
@@ -229,7 +229,7 @@ def test_two_gates_count_each_for_itself() -> None:
     @app.get("/login", dependencies=[Depends(RateLimit(gate=other, key=lambda _: "bob"))])
     def login() -> None: ...
 
-    with served(app) as client:
+    with greeting_server(app) as client:
         assert passed(client, "/login") == 2
     assert one.peek("bob", "http", "normal").remaining == 3, "what the other denies is refunded"
 
@@ -241,11 +241,11 @@ def test_two_paths_of_one_endpoint_count_together() -> None:
     @app.get("/login/", dependencies=[Depends(RateLimit("2/minute"))])
     def login() -> None: ...
 
-    with served(app) as client:
+    with greeting_server(app) as client:
         assert passed(client, "/login") + passed(client, "/login/") == 2
 
 
-def test_the_store_is_closed_with_the_application(redis_server: Server) -> None:
+def test_the_store_is_closed_with_the_application(redis_server: ValkeyServer) -> None:
     ended = []
 
     @asynccontextmanager
@@ -260,7 +260,7 @@ def test_the_store_is_closed_with_the_application(redis_server: Server) -> None:
     app = FastAPI(lifespan=lifespan)
     app.add_middleware(RateLimitMiddleware, limiter="1/minute", store=redis_server.url, name=uuid4().hex)
     before = len(clients())
-    with serving(app, lifespan="on") as server, client_at(server.port) as client:
+    with app_server(app, lifespan="on") as server, client_at(server.port) as client:
         client.get("/")
         during = len(clients())
     assert during > before
@@ -270,7 +270,7 @@ def test_the_store_is_closed_with_the_application(redis_server: Server) -> None:
 
 def test_an_application_starts_without_a_server_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
     app = shop({"store": "redis://127.0.0.1:1", "limiter": "2/minute"})
-    with serving(app, lifespan="on") as server, client_at(server.port) as client:
+    with app_server(app, lifespan="on") as server, client_at(server.port) as client:
         assert passed(client, "/login") == 2
     assert "RateLimitMiddleware store: starting without the server" in caplog.text
 
@@ -283,13 +283,13 @@ def test_dependencies_have_the_middlewares_options_unless_they_are_given_others(
         return f"not so fast: {problem.tier}", "text/plain"
 
     settings = {"limiter": "unlimited", "key": header("x-key"), "body": body, "headers": "x-ratelimit"}
-    with served(shop(settings, limit="2/minute", name="two")) as client:
+    with greeting_server(shop(settings, limit="2/minute", name="two")) as client:
         assert [passed(client, "/login", **{"x-key": key}) for key in ("a", "b")] == [2, 2]
         denied = client.get("/login", headers={"x-key": "a"})
         assert (denied.status_code, denied.text) == (429, "not so fast: two")
         assert denied.headers.get_list("x-ratelimit-limit") == ["2"]
         assert "ratelimit" not in denied.headers
-    with served(shop(settings, limit="2/minute", key=lambda request: "all")) as client:
+    with greeting_server(shop(settings, limit="2/minute", key=lambda request: "all")) as client:
         assert [passed(client, "/login", **{"x-key": key}) for key in ("a", "b")] == [2, 0]
 
 
@@ -305,7 +305,7 @@ def test_the_error_of_a_decorator_gets_the_same_answer() -> None:
         return f"wait {problem.retry_after_ms} at {request.path}", "text/plain"
 
     app.add_middleware(RateLimitMiddleware, limiter="9/minute", body=body, counts=lambda status: status != 429)
-    with served(app) as client:
+    with greeting_server(app) as client:
         assert client.get("/report").json() == "long"
         denied = client.get("/report")
         assert (denied.status_code, denied.text, denied.headers["retry-after"]) == (429, "wait 60000 at /report", "60")
@@ -323,7 +323,7 @@ def test_the_error_of_a_decorator_gets_the_same_answer_in_wsgi() -> None:
         start_response("200 OK", [])
         return found
 
-    with serving_wsgi(WsgiMiddleware(app, "9/minute")) as port, client_at(port) as client:
+    with wsgi_server(WsgiMiddleware(app, "9/minute")) as port, client_at(port) as client:
         answers = [client.get("/") for _ in range(2)]
         assert [answer.status_code for answer in answers] == [200, 429]
         assert answers[1].json()["violated-policies"] == ["1/minute"]
@@ -340,7 +340,7 @@ def test_a_response_has_one_set_of_headers_of_the_limit_that_binds(headers: str)
     app = shop({"limiter": "5/minute", "store": store, "headers": headers}, limit="3/hour")
     triple = headers == "x-ratelimit"
     limit, left = ("x-ratelimit-limit", "x-ratelimit-remaining") if triple else ("ratelimit-policy", "ratelimit")
-    with served(app) as client:
+    with greeting_server(app) as client:
         seen = [client.get("/login").headers for _ in range(4)]
         assert all(len(one.get_list(name)) == 1 for one in seen for name in (limit, left))
         if triple:
@@ -356,12 +356,12 @@ def test_the_limit_that_binds_is_the_one_that_lets_the_fewest_more_pass() -> Non
     def home() -> None: ...
 
     app.add_middleware(RateLimitMiddleware, limiter="10/minute", name="requests")
-    with served(app) as client:
+    with greeting_server(app) as client:
         assert client.get("/").headers["ratelimit"].startswith('"tokens";r=500')
 
 
 def test_a_silent_denial_has_no_headers_of_other_limits() -> None:
-    with served(shop({"limiter": "9/minute"}, limit="1/minute", headers="none")) as client:
+    with greeting_server(shop({"limiter": "9/minute"}, limit="1/minute", headers="none")) as client:
         assert "ratelimit" in client.get("/login").headers
         denied = client.get("/login")
         assert (denied.status_code, "ratelimit" in denied.headers) == (429, False)
@@ -369,8 +369,8 @@ def test_a_silent_denial_has_no_headers_of_other_limits() -> None:
 
 def test_nested_middleware_tells_of_the_tightest_limit_once() -> None:
     clock = ManualClock()
-    inner = RateLimitMiddleware(hello, Limiter("3/minute", store=MemoryStore(clock=clock), name="inner"))
-    with served(
+    inner = RateLimitMiddleware(greeting_app, Limiter("3/minute", store=MemoryStore(clock=clock), name="inner"))
+    with greeting_server(
         RateLimitMiddleware(inner, Limiter("5/minute", store=MemoryStore(clock=clock), name="outer"))
     ) as client:
         seen = [client.get("/") for _ in range(6)]
@@ -404,7 +404,10 @@ def test_one_of_several_workers_says_once_that_each_counts_for_itself(
     siblings: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(workers, "has_siblings", lambda: siblings)
-    with served(shop({"limiter": "5/minute"})) as client, served(shop({"limiter": "5/minute"})) as other:
+    with (
+        greeting_server(shop({"limiter": "5/minute"})) as client,
+        greeting_server(shop({"limiter": "5/minute"})) as other,
+    ):
         assert passed(client, "/login") == passed(other, "/login") == 3
     assert caplog.text.count("one of several workers, and each counts for itself") == siblings
 
@@ -413,17 +416,17 @@ def test_one_of_several_workers_says_once_that_each_counts_for_itself(
 @pytest.mark.parametrize(
     "app",
     [
-        lambda: RateLimitMiddleware(hello, "5/minute", store="memory://"),
-        lambda: RateLimitMiddleware(hello, Limiter("5/minute", store="memory://")),
+        lambda: RateLimitMiddleware(greeting_app, "5/minute", store="memory://"),
+        lambda: RateLimitMiddleware(greeting_app, Limiter("5/minute", store="memory://")),
         lambda: shop({"limiter": "unlimited", "store": "memory://"}),  # its dependencies count
-        lambda: RateLimitMiddleware(hello, gate=Gate()),
+        lambda: RateLimitMiddleware(greeting_app, gate=Gate()),
     ],
 )
 def test_the_url_of_memory_is_warned_of_like_no_store(
     app: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(workers, "has_siblings", lambda: True)
-    with served(app()) as client:
+    with greeting_server(app()) as client:
         client.get("/login")
     assert "each counts for itself" in caplog.text
 
@@ -445,16 +448,16 @@ def test_a_store_that_was_chosen_is_not_warned_of(
 ) -> None:
     monkeypatch.setattr(workers, "has_siblings", lambda: True)
     limiter = Limiter("5/minute", store=MemoryStore())
-    with served(shop({"limiter": "5/minute", "store": MemoryStore()})) as client:
+    with greeting_server(shop({"limiter": "5/minute", "store": MemoryStore()})) as client:
         client.get("/login")
-    with served(RateLimitMiddleware(hello, limiter)) as client:
+    with greeting_server(RateLimitMiddleware(greeting_app, limiter)) as client:
         client.get("/")
-    with served(RateLimitMiddleware(hello, gate=Gate(store=MemoryStore()))) as client:
+    with greeting_server(RateLimitMiddleware(greeting_app, gate=Gate(store=MemoryStore()))) as client:
         client.get("/")
-    with served(RateLimitMiddleware(hello, "unlimited", routes={"/free": "unlimited"})) as client:
+    with greeting_server(RateLimitMiddleware(greeting_app, "unlimited", routes={"/free": "unlimited"})) as client:
         client.get("/")  # nothing is counted
     assert "workers" not in caplog.text
-    with served(RateLimitMiddleware(hello, "unlimited", routes={"/dear": "5/minute"})) as client:
+    with greeting_server(RateLimitMiddleware(greeting_app, "unlimited", routes={"/dear": "5/minute"})) as client:
         client.get("/")
     assert "each counts for itself" in caplog.text
 

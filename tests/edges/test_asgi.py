@@ -21,8 +21,16 @@ from starlette.routing import Route
 from headgate import Decision, Gate, InvalidInput, Limiter, ManualClock, MemoryStore, Outcome, Policy
 from headgate.edges.asgi import Message, RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.guard import Guard
-from tests.support.asgi_server import serving
-from tests.support.greeting_app import client_of, header, hello, maybe_async, memory_limiter, remaining, served
+from tests.support.asgi_server import app_server
+from tests.support.greeting_app import (
+    greeting_app,
+    greeting_server,
+    header,
+    http_client,
+    maybe_async,
+    memory_limiter,
+    remaining,
+)
 from tests.support.valkey import wait_for
 
 pytestmark = pytest.mark.once
@@ -32,7 +40,7 @@ pytestmark = pytest.mark.once
 
 
 def test_b3_an_address_never_meets_a_key_of_the_same_name() -> None:
-    with served(RateLimitMiddleware(hello, memory_limiter("1/minute"), key=header("x-key"))) as client:
+    with greeting_server(RateLimitMiddleware(greeting_app, memory_limiter("1/minute"), key=header("x-key"))) as client:
         asked = [{"X-Key": "127.0.0.1"}, {}, {"X-Key": "127.0.0.1"}, {"X-Key": ""}]
         assert [client.get("/", headers=headers).status_code for headers in asked] == [200, 200, 429, 429]
 
@@ -40,16 +48,16 @@ def test_b3_an_address_never_meets_a_key_of_the_same_name() -> None:
 def test_keys_may_be_of_any_length_and_script() -> None:
     keys = ["ä" * 50, "x" * 5000, "x" * 5001]
     app = RateLimitMiddleware(
-        hello, memory_limiter("1/minute"), key=lambda request: keys[int(request.headers["x-key"])]
+        greeting_app, memory_limiter("1/minute"), key=lambda request: keys[int(request.headers["x-key"])]
     )
-    with served(app) as client:
+    with greeting_server(app) as client:
         statuses = [client.get("/", headers={"X-Key": number}).status_code for number in "012012"]
     assert statuses == [200] * 3 + [429] * 3
 
 
 @pytest.mark.parametrize("options", [{}, {"key": lambda request: "a"}, {"proxies": ["10.0.0.2"]}])
 async def test_a_preflight_is_not_counted_whichever_case_the_server_gives_its_method(options: Any) -> None:
-    app, seen = RateLimitMiddleware(hello, memory_limiter("1/minute"), **options), []
+    app, seen = RateLimitMiddleware(greeting_app, memory_limiter("1/minute"), **options), []
     headers = [(b"origin", b"https://shop.example"), (b"access-control-request-method", b"POST")]
 
     async def send(message: Any) -> None:
@@ -69,8 +77,8 @@ async def test_a_preflight_is_not_counted_whichever_case_the_server_gives_its_me
 
 def test_headers_list_all_limits_and_the_one_nearest_to_denial() -> None:
     clock = ManualClock()
-    app = RateLimitMiddleware(hello, memory_limiter(["2/second", "3/minute"], clock), headers="both")
-    with served(app) as client:
+    app = RateLimitMiddleware(greeting_app, memory_limiter(["2/second", "3/minute"], clock), headers="both")
+    with greeting_server(app) as client:
         first = client.get("/")
         assert first.headers["RateLimit-Policy"] == '"2/second";q=2;w=1, "3/minute";q=3;w=60'
         assert first.headers["RateLimit"] == '"2/second";r=1;t=1'
@@ -129,7 +137,7 @@ def django_app(**options: Any) -> Any:
 
 @pytest.mark.parametrize("framework", [starlette_app, fastapi_app, litestar_app, django_app])
 def test_applications_of_frameworks_are_limited(framework: Callable[..., Any]) -> None:
-    with served(framework(limiter=memory_limiter("2/minute"))) as client:
+    with greeting_server(framework(limiter=memory_limiter("2/minute"))) as client:
         answers = [client.get("/") for _ in range(3)]
         assert [answer.status_code for answer in answers] == [200, 200, 429]
         assert ["hello" in answer.text for answer in answers] == [True, True, False]
@@ -151,7 +159,7 @@ def test_lifespan_events_pass_through() -> None:
 
     app = Starlette(routes=[Route("/", lambda request: PlainTextResponse(request.state.greeting))], lifespan=lifespan)
     app.add_middleware(RateLimitMiddleware, limiter="blocked", exempt=lambda request: True)
-    with serving(app, lifespan="on") as server, client_of(server) as client:
+    with app_server(app, lifespan="on") as server, http_client(server) as client:
         assert client.get("/").text == "hello"
         assert life == ["began"]
     assert life == ["began", "ended"]
@@ -272,11 +280,11 @@ UNKNOWN_OPTION = (
 )
 def test_invalid_options_are_refused(options: Any, text: str) -> None:
     with pytest.raises(InvalidInput) as error:
-        RateLimitMiddleware(hello, **options)
+        RateLimitMiddleware(greeting_app, **options)
     assert str(error.value).startswith(text)
 
 
-def failing(_: Any) -> Any:
+def failing_view(_: Any) -> Any:
     raise ZeroDivisionError("asked in vain")
 
 
@@ -284,9 +292,9 @@ def failing(_: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"key": failing}, "asked in vain"),
-        ({"exempt": failing}, "asked in vain"),
-        ({"cost": failing}, "asked in vain"),
+        ({"key": failing_view}, "asked in vain"),
+        ({"exempt": failing_view}, "asked in vain"),
+        ({"cost": failing_view}, "asked in vain"),
         (
             {"key": lambda _: 7},
             "RateLimitMiddleware key: expected a function that returns a string, such as str(user.id), or None, got 7",
@@ -301,7 +309,7 @@ def test_a_function_that_fails_is_the_applications_failure_and_nothing_is_counte
 ) -> None:
     limiter = memory_limiter("5/minute")
     more: dict[str, Any] = {name: maybe_async(asynchronous, function) for name, function in options.items()}
-    app = RateLimitMiddleware(hello, limiter, **more)
+    app = RateLimitMiddleware(greeting_app, limiter, **more)
 
     async def main() -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://headgate") as client:
@@ -315,7 +323,9 @@ def test_a_function_that_fails_is_the_applications_failure_and_nothing_is_counte
 
 def test_an_unknown_tier_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     gate = Gate(Policy(), store=MemoryStore(clock=ManualClock()))
-    with served(RateLimitMiddleware(hello, gate=gate, key=lambda _: "a", tier=lambda _: "huge")) as client:
+    with greeting_server(
+        RateLimitMiddleware(greeting_app, gate=gate, key=lambda _: "a", tier=lambda _: "huge")
+    ) as client:
         assert client.get("/").status_code == 500
         expected = "RateLimitMiddleware tier: expected a function that returns one of light, normal, heavy, got 'huge'"
         wait_for(lambda: expected in caplog.text, "the server's log")

@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -12,8 +13,9 @@ import pytest
 from headgate import Limiter, ManualClock, MemoryStore, RedisStore
 from headgate.edges.asgi import Message, RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.websocket import WebSocketLimits
-from tests.support.event_loop import until
-from tests.support.valkey import PATIENCE, Server
+from tests.support.event_loop import wait_until
+from tests.support.redis_store import ask_until_answered
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 pytestmark = pytest.mark.once
 
@@ -25,7 +27,7 @@ WEBSOCKET: Scope = {**HTTP, "type": "websocket"}
 class Outage:
     """A limit on a server, of which nothing is left. The server hangs until `end`."""
 
-    def __init__(self, server: Server, on_failure: str) -> None:
+    def __init__(self, server: ValkeyServer, on_failure: str) -> None:
         prefix = f"{uuid4().hex}:"
         self._server = server
         self._observer = RedisStore(server.url, prefix=prefix, timeout=PATIENCE)
@@ -38,9 +40,7 @@ class Outage:
 
     async def end(self) -> None:
         self._server.signal(signal.SIGCONT)
-        async with asyncio.timeout(PATIENCE):
-            while (await self.on(self.store).apeek("10.0.0.1")).degraded:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await ask_until_answered(partial(self.on(self.store).apeek, "10.0.0.1"))
 
     async def remaining(self) -> int:
         """What is left on the server."""
@@ -58,7 +58,7 @@ class Outage:
 
 
 @asynccontextmanager
-async def outage(server: Server, on_failure: str) -> AsyncIterator[Outage]:
+async def outage(server: ValkeyServer, on_failure: str) -> AsyncIterator[Outage]:
     found = Outage(server, on_failure)
     try:
         server.signal(signal.SIGSTOP)
@@ -76,7 +76,7 @@ async def outage(server: Server, on_failure: str) -> AsyncIterator[Outage]:
     ],
 )
 async def test_what_an_outage_let_in_is_not_given_back_to_the_server(
-    server: Server, on_failure: str, options: Any, debt: bool
+    server: ValkeyServer, on_failure: str, options: Any, debt: bool
 ) -> None:
     entered, go_on = asyncio.Event(), asyncio.Event()
 
@@ -102,7 +102,7 @@ async def test_what_an_outage_let_in_is_not_given_back_to_the_server(
         assert await away.debt() == debt
 
 
-async def test_what_an_outage_let_a_websocket_send_is_not_given_back_to_the_server(server: Server) -> None:
+async def test_what_an_outage_let_a_websocket_send_is_not_given_back_to_the_server(server: ValkeyServer) -> None:
     """The message waits for its bytes until the outage is over, and is cancelled then."""
     sending: list[asyncio.Task[None]] = []
     leave = asyncio.Event()
@@ -125,7 +125,7 @@ async def test_what_an_outage_let_a_websocket_send_is_not_given_back_to_the_serv
     async with outage(server, "local") as away:
         limits = WebSocketLimits(sent=away.on(away.store), sent_bytes=none_left)
         task = asyncio.ensure_future(RateLimitMiddleware(app, "unlimited", websocket=limits)(WEBSOCKET, receive, send))
-        await until(lambda: none_left.waiting("10.0.0.1"), "the message to wait for its bytes")
+        await wait_until(lambda: none_left.waiting("10.0.0.1"), "the message to wait for its bytes")
         await away.end()
         sending[0].cancel()
         await asyncio.wait(sending)

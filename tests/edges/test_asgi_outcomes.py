@@ -16,8 +16,9 @@ from starlette.routing import Route
 
 from headgate import Limiter, ManualClock
 from headgate.edges.asgi import App, RateLimitMiddleware, Receive, Scope, Send
-from tests.support.asgi_server import serving
-from tests.support.greeting_app import hello, maybe_async, memory_limiter, remaining, served
+from tests.support.asgi_server import app_server
+from tests.support.event_loop import wait_until
+from tests.support.greeting_app import greeting_app, greeting_server, maybe_async, memory_limiter, remaining
 from tests.support.valkey import PATIENCE, wait_for
 
 pytestmark = pytest.mark.once
@@ -36,8 +37,8 @@ def test_the_cost_of_a_request_can_be_settled_by_its_response(asynchronous: bool
         seen.append((request.path, response.status))
         return int(response.headers.get("x-cost", 0))
 
-    app = RateLimitMiddleware(hello, limiter, cost=10, settle=maybe_async(asynchronous, settle))
-    with served(app) as client:
+    app = RateLimitMiddleware(greeting_app, limiter, cost=10, settle=maybe_async(asynchronous, settle))
+    with greeting_server(app) as client:
 
         def spend(cost: int, leaves: int, path: str = "/") -> int:
             status = client.get(path, headers={"X-Cost": str(cost)}).status_code
@@ -62,7 +63,7 @@ def test_the_cost_of_a_request_can_be_settled_by_its_response(asynchronous: bool
 def test_only_some_responses_may_count(counts: Any, expected: int) -> None:
     limiter = memory_limiter("10/minute")
     statuses = [200, 399, 400, 404, 500]
-    with served(RateLimitMiddleware(hello, limiter, counts=counts)) as client:
+    with greeting_server(RateLimitMiddleware(greeting_app, limiter, counts=counts)) as client:
         assert [client.get(f"/{status}").status_code for status in statuses] == statuses
         wait_for(lambda: remaining(limiter) == expected, "the remaining quota")
 
@@ -74,27 +75,24 @@ def test_where_only_failures_count_requests_in_flight_are_bounded() -> None:
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
         entered.append(scope["path"])
-        while not go_on.is_set():  # noqa: ASYNC110 - set by another thread
-            await asyncio.sleep(0.001)
-        await hello(scope, receive, send)
+        await wait_until(go_on.is_set, "the end of the other requests")
+        await greeting_app(scope, receive, send)
 
     async def many(url: str) -> list[int]:
         async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, limits=httpx.Limits(max_connections=40)) as client:
             tasks = [asyncio.ensure_future(client.get("/200" if n % 2 else "/401")) for n in range(40)]
-            async with asyncio.timeout(PATIENCE):
-                while sum(task.done() for task in tasks) < 35:  # noqa: ASYNC110
-                    await asyncio.sleep(0.001)
+            await wait_until(lambda: sum(task.done() for task in tasks) == 35, "the denials")
             go_on.set()
             return [(await task).status_code for task in tasks]
 
-    with serving(RateLimitMiddleware(slow, limiter, counts="failures")) as server:
+    with app_server(RateLimitMiddleware(slow, limiter, counts="failures")) as server:
         statuses = asyncio.run(many(f"http://{server}"))
     assert statuses.count(429) == 35
     assert len(entered) == 5
     assert remaining(limiter) == 5 - statuses.count(401)
 
 
-def crashing(when: str) -> App:
+def make_crashing_app(when: str) -> App:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if when != "before":
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"10")]})
@@ -111,7 +109,7 @@ def test_a_request_whose_handler_fails_stays_counted_unless_crashes_are_refunded
 ) -> None:
     limiter = memory_limiter("9/minute", name="" if "key" not in more else "names")
     of_address = Limiter(limiter.limit, store=limiter.store, name="names by address") if "key" in more else limiter
-    with served(RateLimitMiddleware(crashing(when), limiter, cost=2, **more)) as client:
+    with greeting_server(RateLimitMiddleware(make_crashing_app(when), limiter, cost=2, **more)) as client:
         for _ in range(3):
             if when == "before":
                 assert client.get("/").status_code == 500
@@ -127,10 +125,10 @@ def test_a_failure_after_the_response_was_settled_changes_nothing(caplog: pytest
     limiter = memory_limiter("5/minute")
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await hello(scope, receive, send)
+        await greeting_app(scope, receive, send)
         raise ZeroDivisionError
 
-    with served(RateLimitMiddleware(app, limiter, settle=lambda request, response: 2)) as client:
+    with greeting_server(RateLimitMiddleware(app, limiter, settle=lambda request, response: 2)) as client:
         assert client.get("/").status_code == 200
         wait_for(lambda: "ZeroDivisionError" in caplog.text, "the server's log")
     assert remaining(limiter) == 3
@@ -156,7 +154,7 @@ def test_an_error_page_that_comes_too_late_changes_nothing() -> None:
             if scope["type"] == "http":
                 ended.release()
 
-    with served(watched) as client:
+    with greeting_server(watched) as client:
         for _ in range(5):
             with pytest.raises(httpx.RemoteProtocolError):
                 client.get("/")
@@ -197,7 +195,7 @@ def test_a_request_whose_client_disconnects_is_not_refunded(
     app = Starlette(routes=[Route("/", endpoint, methods=["POST"])])
     if not outside:
         app.add_middleware(RateLimitMiddleware, limiter=limiter, **more)
-    with serving(RateLimitMiddleware(app, limiter, **more) if outside else app) as server:
+    with app_server(RateLimitMiddleware(app, limiter, **more) if outside else app) as server:
         with socket.create_connection(("127.0.0.1", server.port)) as client:
             length = 10 if what == "body" else 0
             client.sendall(
@@ -229,13 +227,13 @@ def test_request_bodies_are_streamed() -> None:
             yield b"x" * 1000
             assert heard.acquire(timeout=PATIENCE), f"part {number} wasn't heard before the next was sent"
 
-    with served(RateLimitMiddleware(app, "10/minute")) as client:
+    with greeting_server(RateLimitMiddleware(app, "10/minute")) as client:
         assert client.post("/", content=chunks()).text == "3000"
 
 
 def test_requests_sent_in_one_go_are_answered_in_order() -> None:
     with (
-        serving(RateLimitMiddleware(hello, memory_limiter("2/minute"))) as server,
+        app_server(RateLimitMiddleware(greeting_app, memory_limiter("2/minute"))) as server,
         socket.create_connection(("127.0.0.1", server.port)) as client,
     ):
         client.sendall(

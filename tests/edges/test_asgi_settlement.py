@@ -12,8 +12,9 @@ from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy
 from headgate.edges import settlement
 from headgate.edges.asgi import Message, RateLimitMiddleware, Receive, Scope, Send
 from headgate.limits.decision import Outcome
-from tests.support.event_loop import run, turns, until
+from tests.support.event_loop import run, take_turns, wait_until
 from tests.support.greeting_app import maybe_async, remaining
+from tests.support.http_edges import HandlerError
 from tests.support.wrapped_store import WrappedStore
 
 pytestmark = pytest.mark.once
@@ -23,11 +24,7 @@ START: Message = {"type": "http.response.start", "status": 200, "headers": [(b"x
 PART: Message = {"type": "http.response.body", "body": b"part", "more_body": True}
 
 
-class Gone(Exception):
-    """What a handler raises."""
-
-
-class Server:
+class CallingServer:
     """Calls an application as a server does. `sent` is what it was given to send."""
 
     def __init__(self) -> None:
@@ -62,7 +59,7 @@ def tokens(request: Any, response: Any) -> int:
     return spent
 
 
-class Model:
+class StreamingApp:
     """An application whose answer costs 1,000 for each part. `ending` is what it does after two of them."""
 
     def __init__(self, ending: str) -> None:
@@ -77,7 +74,7 @@ class Model:
             await send(PART)
         self.streaming.set()
         if self.ending == "raises":
-            raise Gone
+            raise HandlerError
         if self.ending == "leaves":  # as frameworks do when the client has disconnected
             assert (await receive())["type"] == "http.disconnect"
             return
@@ -85,7 +82,7 @@ class Model:
             await asyncio.Event().wait()
         await send({"type": "http.response.body", "body": b""})
         if self.ending == "raises late":
-            raise Gone
+            raise HandlerError
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -97,12 +94,12 @@ async def test_a_response_is_settled_however_it_ends(limiter: Limiter, ending: s
         settled.append(response.headers["X-Cost"])
         return tokens(request, response)
 
-    app = RateLimitMiddleware(Model(ending), limiter, cost=RESERVED, settle=maybe_async(asynchronous, settle))
+    app = RateLimitMiddleware(StreamingApp(ending), limiter, cost=RESERVED, settle=maybe_async(asynchronous, settle))
     if "raises" in ending:
-        with pytest.raises(Gone):
-            await Server().call(app)
+        with pytest.raises(HandlerError):
+            await CallingServer().call(app)
     else:
-        await Server().call(app)
+        await CallingServer().call(app)
     assert (charged(limiter), settled) == (2000, ["7"])
 
 
@@ -110,9 +107,9 @@ async def test_a_response_is_settled_however_it_ends(limiter: Limiter, ending: s
 async def test_a_response_is_settled_when_the_server_cancels_its_application(
     limiter: Limiter, asynchronous: bool
 ) -> None:
-    model = Model("waits")
+    model = StreamingApp("waits")
     app = RateLimitMiddleware(model, limiter, cost=RESERVED, settle=maybe_async(asynchronous, tokens))
-    task = asyncio.ensure_future(Server().call(app))
+    task = asyncio.ensure_future(CallingServer().call(app))
     await model.streaming.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -123,11 +120,11 @@ async def test_a_response_is_settled_when_the_server_cancels_its_application(
 @pytest.mark.parametrize("count", range(8))
 async def test_a_settlement_is_carried_out_whenever_it_is_cancelled(limiter: Limiter, count: int) -> None:
     """At whichever turn of the loop: while the last part is sent, while the cost is asked for, while it is charged."""
-    model = Model("ends")
+    model = StreamingApp("ends")
     app = RateLimitMiddleware(model, limiter, cost=RESERVED, settle=maybe_async(True, tokens))
-    task = asyncio.ensure_future(Server().call(app))
+    task = asyncio.ensure_future(CallingServer().call(app))
     await model.streaming.wait()
-    await turns(count)
+    await take_turns(count)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert charged(limiter) == 2000
@@ -145,7 +142,9 @@ async def test_a_cancelled_request_waits_for_its_settlement_unless_it_is_cancell
         await answer.wait()
         return tokens(request, response)
 
-    task = asyncio.ensure_future(Server().call(RateLimitMiddleware(Model("ends"), limiter, settle=settle)))
+    task = asyncio.ensure_future(
+        CallingServer().call(RateLimitMiddleware(StreamingApp("ends"), limiter, settle=settle))
+    )
     await asked.wait()
     for _ in range(2 if insist else 1):
         task.cancel()
@@ -155,19 +154,19 @@ async def test_a_cancelled_request_waits_for_its_settlement_unless_it_is_cancell
     with pytest.raises(asyncio.CancelledError):
         await task
     if insist:
-        await until(lambda: charged(limiter) == 2000, "the settlement")
+        await wait_until(lambda: charged(limiter) == 2000, "the settlement")
     assert charged(limiter) == 2000
 
 
 async def test_a_settlement_outlives_a_scope_that_cancels_again_and_again(limiter: Limiter) -> None:
     """As the task groups of anyio do, in which Starlette runs applications."""
-    model = Model("waits")
+    model = StreamingApp("waits")
     app = RateLimitMiddleware(model, limiter, cost=RESERVED, settle=maybe_async(True, tokens))
     async with anyio.create_task_group() as group:
-        group.start_soon(Server().call, app)
+        group.start_soon(CallingServer().call, app)
         await model.streaming.wait()
         group.cancel_scope.cancel()
-    await until(lambda: charged(limiter) == 2000, "the settlement")
+    await wait_until(lambda: charged(limiter) == 2000, "the settlement")
 
 
 @pytest.mark.parametrize(
@@ -187,7 +186,7 @@ async def test_a_response_is_settled_whichever_extension_has_sent_its_body(limit
         for message in (START, *last):
             await send(message)
 
-    server = Server()
+    server = CallingServer()
     await server.call(RateLimitMiddleware(app, limiter, settle=lambda request, response: 7))
     assert [message["type"] for message in server.sent] == [START["type"], *(message["type"] for message in last)]
     assert charged(limiter) == 7
@@ -201,7 +200,7 @@ async def test_what_follows_the_last_part_is_not_waited_for(limiter: Limiter) ->
         await send({"type": "http.response.pathsend", "path": "/dev/null"})
         during.append(charged(limiter))
 
-    await Server().call(RateLimitMiddleware(app, limiter, settle=lambda request, response: 7))
+    await CallingServer().call(RateLimitMiddleware(app, limiter, settle=lambda request, response: 7))
     assert during == [7]
 
 
@@ -213,7 +212,7 @@ async def test_headers_that_can_be_read_once_reach_the_client_and_the_settlement
         await send({**START, "headers": headers()})
         await send({"type": "http.response.body"})
 
-    server = Server()
+    server = CallingServer()
     await server.call(
         RateLimitMiddleware(app, limiter, settle=lambda request, response: int(response.headers["x-cost"]))
     )
@@ -225,24 +224,24 @@ async def test_headers_that_can_be_read_once_reach_the_client_and_the_settlement
 async def test_which_responses_count_may_be_awaited(limiter: Limiter, asynchronous: bool) -> None:
     for status in (True, False):
         counts = maybe_async(asynchronous, lambda _, status=status: status)
-        await Server().call(RateLimitMiddleware(Model("ends"), limiter, cost=RESERVED, counts=counts))
+        await CallingServer().call(RateLimitMiddleware(StreamingApp("ends"), limiter, cost=RESERVED, counts=counts))
         assert charged(limiter) == RESERVED
 
 
 # Settlements that fail -----------------------------------------------------------------------------------------------
 
 
-def failing(request: Any, response: Any) -> int:
+def fail_settlement(request: Any, response: Any) -> int:
     raise ZeroDivisionError("who can say?")
 
 
-@pytest.mark.parametrize("settle", [failing, lambda request, response: -1, lambda request, response: None])
+@pytest.mark.parametrize("settle", [fail_settlement, lambda request, response: -1, lambda request, response: None])
 @pytest.mark.parametrize("asynchronous", [False, True])
 async def test_if_the_cost_cannot_be_told_the_reserved_one_stands(
     limiter: Limiter, settle: Any, asynchronous: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = Server()
-    app = RateLimitMiddleware(Model("ends"), limiter, cost=RESERVED, settle=maybe_async(asynchronous, settle))
+    server = CallingServer()
+    app = RateLimitMiddleware(StreamingApp("ends"), limiter, cost=RESERVED, settle=maybe_async(asynchronous, settle))
     await server.call(app)
     assert server.sent[-1] == {"type": "http.response.body", "body": b""}
     assert charged(limiter) == RESERVED
@@ -252,17 +251,17 @@ async def test_if_the_cost_cannot_be_told_the_reserved_one_stands(
     assert record.exc_info
 
 
-def cancelled(request: Any, response: Any) -> int:
+def raise_cancelled(request: Any, response: Any) -> int:
     raise asyncio.CancelledError
 
 
-async def cancelled_later(request: Any, response: Any) -> int:
+async def await_cancelled(request: Any, response: Any) -> int:
     awaited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     awaited.cancel()
     return await awaited
 
 
-async def cancelling_itself(request: Any, response: Any) -> int:
+async def cancel_own_task(request: Any, response: Any) -> int:
     task = asyncio.current_task()
     assert task is not None
     task.cancel()
@@ -270,17 +269,17 @@ async def cancelling_itself(request: Any, response: Any) -> int:
     raise AssertionError
 
 
-@pytest.mark.parametrize("settle", [cancelled, cancelled_later, cancelling_itself])
+@pytest.mark.parametrize("settle", [raise_cancelled, await_cancelled, cancel_own_task])
 async def test_a_settlement_that_is_cancelled_does_not_cancel_its_request(
     limiter: Limiter, settle: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     ended = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await Model("ends")(scope, receive, send)
+        await StreamingApp("ends")(scope, receive, send)
         ended.append("what follows the response")
 
-    await Server().call(RateLimitMiddleware(app, limiter, cost=RESERVED, settle=settle))
+    await CallingServer().call(RateLimitMiddleware(app, limiter, cost=RESERVED, settle=settle))
     assert ended
     assert charged(limiter) == RESERVED
     assert "could not be settled" in caplog.text
@@ -295,7 +294,7 @@ def test_a_settlement_that_hangs_is_given_up(
         await asyncio.Event().wait()
         raise AssertionError
 
-    run(Server().call(RateLimitMiddleware(Model("ends"), limiter, cost=RESERVED, settle=settle)))
+    run(CallingServer().call(RateLimitMiddleware(StreamingApp("ends"), limiter, cost=RESERVED, settle=settle)))
     assert charged(limiter) == RESERVED
     assert "could not be settled" in caplog.text
 
@@ -319,15 +318,15 @@ async def test_a_crash_before_the_response_stays_counted_unless_crashes_are_refu
     limiter: Limiter, options: Any, kept: bool
 ) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        raise Gone
+        raise HandlerError
 
-    with pytest.raises(Gone):
-        await Server().call(RateLimitMiddleware(app, limiter, cost=RESERVED, **options))
+    with pytest.raises(HandlerError):
+        await CallingServer().call(RateLimitMiddleware(app, limiter, cost=RESERVED, **options))
     assert charged(limiter) == (RESERVED if kept else 0)
 
 
 @pytest.mark.parametrize("options", [{"refund_crashes": True}, {"counts": "successes"}, {"settle": tokens}])
-@pytest.mark.parametrize("ending", [Gone, asyncio.CancelledError, None])
+@pytest.mark.parametrize("ending", [HandlerError, asyncio.CancelledError, None])
 async def test_a_client_that_leaves_before_the_response_gets_nothing_back(
     limiter: Limiter, options: Any, ending: type[BaseException] | None
 ) -> None:
@@ -338,7 +337,7 @@ async def test_a_client_that_leaves_before_the_response_gets_nothing_back(
         if ending is not None:
             raise ending
 
-    server = Server()
+    server = CallingServer()
     server.sent.append("what makes `receive` return a disconnect")
     task = asyncio.ensure_future(server.call(RateLimitMiddleware(app, limiter, cost=RESERVED, **options)))
     await asyncio.gather(task, return_exceptions=True)
@@ -364,11 +363,11 @@ async def test_a_response_that_nobody_waits_for_any_more_refunds_nothing(
         assert (await receive())["type"] == "http.disconnect"
         await send({**START, "status": 500})
         await send({"type": "http.response.body"})
-        raise Gone
+        raise HandlerError
 
-    server = Server()
+    server = CallingServer()
     server.sent.append("what makes `receive` return a disconnect")
-    with pytest.raises(Gone):
+    with pytest.raises(HandlerError):
         await server.call(RateLimitMiddleware(app, limiter, cost=RESERVED, **options))
     assert charged(limiter) == cost
 
@@ -378,7 +377,7 @@ async def test_a_client_that_leaves_during_the_response_changes_nothing(limiter:
         await send(START)
         assert (await receive())["type"] == "http.disconnect"
 
-    await Server().call(RateLimitMiddleware(app, limiter, counts="failures"))
+    await CallingServer().call(RateLimitMiddleware(app, limiter, counts="failures"))
     assert charged(limiter) == 0
 
 
@@ -395,5 +394,5 @@ async def test_a_request_that_only_shadow_mode_let_pass_is_not_refunded() -> Non
             await send({"type": "http.response.body"})
 
         for _ in range(4):
-            await Server().call(RateLimitMiddleware(app, gate=gate, counts="failures"))
+            await CallingServer().call(RateLimitMiddleware(app, gate=gate, counts="failures"))
         assert gate.check_address("10.0.0.1").would_be is Outcome.DENY

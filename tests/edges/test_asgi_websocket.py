@@ -15,20 +15,20 @@ from headgate import InvalidInput, Limiter, ManualClock, MemoryStore, RedisStore
 from headgate.edges.asgi import RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.flood import FLOOD
 from headgate.edges.websocket import WebSocketLimits
-from tests.support.asgi_server import serving
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.asgi_server import app_server
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 from tests.support.websocket_apps import (
     Echo,
-    Sender,
+    ScriptedSender,
+    client_name,
     close_frame,
-    connected,
     denial_frame,
     denied_response,
     exchange,
     limited_echo,
-    named,
     receive,
     warning_frame,
+    websocket_client,
 )
 
 pytestmark = pytest.mark.once
@@ -47,7 +47,7 @@ def test_b1_a_denied_message_is_answered_and_the_connection_stays_open(
 ) -> None:
     echo = Echo()
     app = RateLimitMiddleware(echo, free, websocket=WebSocketLimits(received="2/minute", warn=False))
-    with serving(app, ws=ws) as server, connected(server) as client:
+    with app_server(app, ws=ws) as server, websocket_client(server) as client:
         assert [exchange(client, text) for text in "ab"] == ["a", "b"]
         assert exchange(client, "c") == denial_frame("received", 30_000)
         clock.advance(29.5)
@@ -73,7 +73,7 @@ def test_b1_a_client_with_little_left_is_warned_once_until_it_has_more(clock: Ma
 def test_a_denied_message_can_close_the_connection_with_a_hint(free: Limiter) -> None:
     echo = Echo()
     limits = WebSocketLimits(received="1/minute", on_denied="close", warn=False)
-    with serving(RateLimitMiddleware(echo, free, websocket=limits)) as server, connected(server) as client:
+    with app_server(RateLimitMiddleware(echo, free, websocket=limits)) as server, websocket_client(server) as client:
         assert exchange(client, "a") == "a"
         client.send("b")
         assert close_frame(client) == (1013, "rate limited; retry in 60000 ms")
@@ -97,7 +97,7 @@ def test_a_message_is_counted_by_all_limits_or_by_none(clock: ManualClock, free:
     app = RateLimitMiddleware(
         echo, free, websocket=WebSocketLimits(received="3/minute", received_bytes="10/minute", warn=False)
     )
-    with serving(app) as server, connected(server) as client:
+    with app_server(app) as server, websocket_client(server) as client:
         assert exchange(client, "eight ch") == "eight ch"
         assert [exchange(client, "four") for _ in range(4)] == [denial_frame("received_bytes", 12_000)] * 4
         assert [exchange(client, "a") for _ in range(2)] == ["a", "a"]
@@ -112,11 +112,11 @@ def test_a_message_that_can_never_pass_closes_the_connection_and_costs_nothing(o
     app = RateLimitMiddleware(
         echo, free, websocket=WebSocketLimits(received="1/minute", received_bytes="10/minute", on_denied=on_denied)
     )
-    with serving(app) as server:
-        with connected(server) as client:
+    with app_server(app) as server:
+        with websocket_client(server) as client:
             client.send("eleven char")
             assert close_frame(client) == (1009, "message too big: at most 10 bytes can pass")
-        with connected(server) as client:
+        with websocket_client(server) as client:
             frames = [exchange(client, "ten chars."), receive(client), receive(client)]
             assert frames == [warning_frame("received", 0, 1), warning_frame("received_bytes", 0, 10), "ten chars."]
 
@@ -140,8 +140,12 @@ def test_several_limits_hold_at_once(clock: ManualClock, free: Limiter) -> None:
 
 def test_a_flood_is_answered_and_others_are_served_meanwhile(clock: ManualClock, free: Limiter) -> None:
     echo = Echo()
-    app = RateLimitMiddleware(echo, free, key=named, websocket=WebSocketLimits(received="5/minute", warn=False))
-    with serving(app) as server, connected(server, "flooder") as flooder, connected(server, "other") as other:
+    app = RateLimitMiddleware(echo, free, key=client_name, websocket=WebSocketLimits(received="5/minute", warn=False))
+    with (
+        app_server(app) as server,
+        websocket_client(server, "flooder") as flooder,
+        websocket_client(server, "other") as other,
+    ):
         for number in range(400):
             flooder.send(f"flood {number}")
         assert [exchange(other, text) for text in "abcde"] == list("abcde")
@@ -162,10 +166,10 @@ def test_a_flood_is_answered_and_others_are_served_meanwhile(clock: ManualClock,
 
 
 def test_sent_messages_wait_for_their_turn_and_a_close_does_not(clock: ManualClock, free: Limiter) -> None:
-    sender = Sender("a", "b", "c")
+    sender = ScriptedSender("a", "b", "c")
     sent = Limiter("2/minute", store=MemoryStore(clock=clock))
     app = RateLimitMiddleware(sender, free, websocket=WebSocketLimits(sent=sent))
-    with serving(app) as server, connected(server) as client:
+    with app_server(app) as server, websocket_client(server) as client:
         assert [receive(client), receive(client)] == ["a", "b"]
         wait_for(lambda: sent.waiting("127.0.0.1"), "the third to wait")
         assert sender.sent == ["a", "b"]
@@ -177,10 +181,10 @@ def test_sent_messages_wait_for_their_turn_and_a_close_does_not(clock: ManualClo
 
 
 def test_a_message_larger_than_can_pass_leaves_a_debt(clock: ManualClock, free: Limiter) -> None:
-    sender = Sender("1234", b"x" * 25, "", "y")
+    sender = ScriptedSender("1234", b"x" * 25, "", "y")
     sent = Limiter("10/minute", store=MemoryStore(clock=clock))
     app = RateLimitMiddleware(sender, free, websocket=WebSocketLimits(sent_bytes=sent))
-    with serving(app) as server, connected(server) as client:
+    with app_server(app) as server, websocket_client(server) as client:
         assert receive(client) == "1234"
         wait_for(lambda: sent.waiting("127.0.0.1"), "the large one to wait")
         assert sent.peek("127.0.0.1", 10).retry_after == 24
@@ -194,12 +198,12 @@ def test_a_message_larger_than_can_pass_leaves_a_debt(clock: ManualClock, free: 
 
 
 def test_a_send_to_a_client_that_leaves_stops_waiting_and_spends_nothing(clock: ManualClock, free: Limiter) -> None:
-    sender = Sender("a", "b")
+    sender = ScriptedSender("a", "b")
     sent = Limiter("5/minute", store=MemoryStore(clock=clock))
     sent_bytes = Limiter("1/minute", store=MemoryStore(clock=clock))
     app = RateLimitMiddleware(sender, free, websocket=WebSocketLimits(sent=sent, sent_bytes=sent_bytes))
-    with serving(app) as server:
-        with connected(server) as client:
+    with app_server(app) as server:
+        with websocket_client(server) as client:
             assert receive(client) == "a"
             wait_for(lambda: sent_bytes.waiting("127.0.0.1"), "the second to wait")
             assert sent.peek("127.0.0.1").remaining == 3
@@ -227,10 +231,10 @@ def test_a_client_that_is_gone_leaves_the_line_though_its_application_never_rece
 
     sent = Limiter("1/minute", store=MemoryStore(clock=clock))
     app = RateLimitMiddleware(only_send, free, websocket=WebSocketLimits(sent=sent))
-    with serving(app, ws=ws) as server, connected(server, path="/stays") as stays:
+    with app_server(app, ws=ws) as server, websocket_client(server, path="/stays") as stays:
         assert receive(stays) == "/stays"
         wait_for(lambda: sent.waiting("127.0.0.1") == 1, "the first in line")
-        with connected(server, path="/gone") as gone:
+        with websocket_client(server, path="/gone") as gone:
             wait_for(lambda: sent.waiting("127.0.0.1") == 2, "the second in line")
             gone.socket.shutdown(socket.SHUT_RDWR)  # without a goodbye
             wait_for(lambda: sent.waiting("127.0.0.1") == 1, "the end of the second")
@@ -284,11 +288,11 @@ def litestar_app(limiter: Limiter) -> Any:
 @pytest.mark.parametrize("framework", [starlette_app, fastapi_app, litestar_app])
 def test_websockets_of_frameworks_are_limited(framework: Callable[[Limiter], Any], clock: ManualClock) -> None:
     app = framework(Limiter("2/minute", store=MemoryStore(clock=clock)))
-    with serving(app) as server:
-        with connected(server) as client:
+    with app_server(app) as server:
+        with websocket_client(server) as client:
             assert [exchange(client, text) for text in "ab"] == ["a", "b"]
             assert exchange(client, "c") == denial_frame("received", 30_000)
-        with connected(server) as client:
+        with websocket_client(server) as client:
             assert exchange(client, "c") == denial_frame("received", 30_000)
             clock.advance(29)
             assert denied_response(server).status_code == 429
@@ -296,21 +300,21 @@ def test_websockets_of_frameworks_are_limited(framework: Callable[[Limiter], Any
             assert exchange(client, "c") == "c"
 
 
-def test_nodes_on_one_server_share_their_counts(redis_server: Server, clock: ManualClock) -> None:
+def test_nodes_on_one_server_share_their_counts(redis_server: ValkeyServer, clock: ManualClock) -> None:
     limits = WebSocketLimits(received="4/minute", received_bytes="6/minute", sent="100/second", warn=False)
     with RedisStore(redis_server.url, prefix="websockets:", clock=clock, timeout=PATIENCE) as store:
         limiter = Limiter("3/minute", store=store)
         with (
-            serving(RateLimitMiddleware(Echo(), limiter, websocket=limits)) as one,
-            serving(RateLimitMiddleware(Echo(), limiter, websocket=limits)) as two,
-            connected(one) as here,
-            connected(two) as there,
+            app_server(RateLimitMiddleware(Echo(), limiter, websocket=limits)) as one,
+            app_server(RateLimitMiddleware(Echo(), limiter, websocket=limits)) as two,
+            websocket_client(one) as here,
+            websocket_client(two) as there,
         ):
             assert [exchange(here, "ab"), exchange(there, "cd")] == ["ab", "cd"]
             assert [exchange(here, "abc"), exchange(there, "abc")] == [denial_frame("received_bytes", 10_000)] * 2
             assert [exchange(here, "a"), exchange(there, "b")] == ["a", "b"]
             assert [exchange(here, ""), exchange(there, "")] == [denial_frame("received", 15_000)] * 2
-            with connected(one):
+            with websocket_client(one):
                 assert denied_response(two).status_code == 429
             one.run(store.aclose())
             two.run(store.aclose())

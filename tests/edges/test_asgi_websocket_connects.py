@@ -9,9 +9,9 @@ from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy
 from headgate.edges.asgi import App, RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.websocket import WebSocketLimits
 from headgate.http import PROBLEM_JSON, read_denial
-from tests.support.asgi_server import serving
+from tests.support.asgi_server import app_server
 from tests.support.valkey import PATIENCE, wait_for
-from tests.support.websocket_apps import Echo, connected, denial_frame, denied_response, exchange, named
+from tests.support.websocket_apps import Echo, client_name, denial_frame, denied_response, exchange, websocket_client
 
 pytestmark = pytest.mark.once
 
@@ -27,7 +27,7 @@ def test_the_key_is_asked_for_once_and_shared_by_all_connections_of_it(asynchron
         nonlocal times
         times += 1
         assert (request.method, request.path) == ("WEBSOCKET", "/chat")
-        return named(request)
+        return client_name(request)
 
     async def akey(request: Any) -> str | None:
         return key(request)
@@ -39,10 +39,10 @@ def test_the_key_is_asked_for_once_and_shared_by_all_connections_of_it(asynchron
         websocket=WebSocketLimits(received="2/minute", warn=False),
     )
     with (
-        serving(app) as server,
-        connected(server, "a", "/chat") as one,
-        connected(server, "a", "/chat") as two,
-        connected(server, "b", "/chat") as other,
+        app_server(app) as server,
+        websocket_client(server, "a", "/chat") as one,
+        websocket_client(server, "a", "/chat") as two,
+        websocket_client(server, "b", "/chat") as other,
     ):
         assert [exchange(one, "x"), exchange(two, "x")] == ["x", "x"]
         assert [exchange(one, "x"), exchange(two, "x")] == [denial_frame("received", 30_000)] * 2
@@ -51,12 +51,12 @@ def test_the_key_is_asked_for_once_and_shared_by_all_connections_of_it(asynchron
 
 
 def test_an_anonymous_client_counts_by_address_apart_from_names(free: Limiter) -> None:
-    app = RateLimitMiddleware(Echo(), free, key=named, websocket=WebSocketLimits(received="1/minute", warn=False))
+    app = RateLimitMiddleware(Echo(), free, key=client_name, websocket=WebSocketLimits(received="1/minute", warn=False))
     with (
-        serving(app) as server,
-        connected(server) as one,
-        connected(server) as two,
-        connected(server, "127.0.0.1") as other,
+        app_server(app) as server,
+        websocket_client(server) as one,
+        websocket_client(server) as two,
+        websocket_client(server, "127.0.0.1") as other,
     ):
         assert exchange(one, "x") == "x"
         assert exchange(two, "x") == denial_frame("received", 60_000)
@@ -67,13 +67,13 @@ def test_exempt_and_skipped_clients_are_not_counted(free: Limiter) -> None:
     app = RateLimitMiddleware(
         Echo(),
         Limiter("blocked"),
-        exempt=lambda request: named(request) == "admin",
+        exempt=lambda request: client_name(request) == "admin",
         skip=["WEBSOCKET /open", "GET /closed"],
         websocket=WebSocketLimits(received="blocked", sent="1/minute"),
     )
-    with serving(app) as server:
+    with app_server(app) as server:
         for name, path in (("admin", "/closed"), ("", "/open")):
-            with connected(server, name, path) as client:
+            with websocket_client(server, name, path) as client:
                 assert [exchange(client, "x") for _ in range(3)] == ["x"] * 3
         assert denied_response(server, "", "/closed").status_code == 429
 
@@ -83,13 +83,13 @@ def test_exempt_and_skipped_clients_are_not_counted(free: Limiter) -> None:
 
 def test_a_connect_counts_like_a_request_and_gets_rate_limit_headers(clock: ManualClock) -> None:
     echo = Echo()
-    with serving(RateLimitMiddleware(echo, Limiter("2/minute", store=MemoryStore(clock=clock)))) as server:
-        with connected(server) as client:
+    with app_server(RateLimitMiddleware(echo, Limiter("2/minute", store=MemoryStore(clock=clock)))) as server:
+        with websocket_client(server) as client:
             assert client.response is not None
             assert client.response.headers["RateLimit"] == '"default";r=1;t=30'
             assert client.response.headers["RateLimit-Policy"] == '"default";q=2;w=60'
             assert exchange(client, "x") == "x"
-        with connected(server):
+        with websocket_client(server):
             pass
         response = denied_response(server)
         assert response.status_code == 429
@@ -101,7 +101,7 @@ def test_a_connect_counts_like_a_request_and_gets_rate_limit_headers(clock: Manu
         assert (denial.retry_after_ms, denial.tier) == (30_000, "default")
         assert echo.began == 2
         clock.advance(30)
-        with connected(server) as client:
+        with websocket_client(server) as client:
             assert exchange(client, "x") == "x"
 
 
@@ -112,20 +112,20 @@ def test_a_connect_is_closed_where_the_server_cannot_answer_it() -> None:
     async def without_extensions(scope: Scope, receive: Receive, send: Send) -> None:
         await app({key: value for key, value in scope.items() if key != "extensions"}, receive, send)
 
-    with serving(without_extensions) as server:
+    with app_server(without_extensions) as server:
         assert denied_response(server).status_code == 403
     assert echo.began == 0
 
 
 def test_routes_tell_connects_from_requests(free: Limiter) -> None:
     app = RateLimitMiddleware(Echo(), free, routes={"WEBSOCKET /chat": "1/minute", "GET /feed": "blocked"})
-    with serving(app) as server:
-        with connected(server, path="/chat"), connected(server, path="/feed"):
+    with app_server(app) as server:
+        with websocket_client(server, path="/chat"), websocket_client(server, path="/feed"):
             pass
         assert read_denial(denied_response(server, path="/chat").body).tier == "WEBSOCKET /chat"  # type: ignore[union-attr]
 
 
-def failing(before: bool) -> App:
+def make_failing_app(before: bool) -> App:
     """An application that raises, before or after it has accepted."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -153,11 +153,11 @@ def test_a_connect_stays_counted_if_the_application_fails_unless_crashes_are_ref
     before: bool, options: Any, left: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     limiter = Limiter("3/minute", store=MemoryStore(clock=ManualClock()))
-    with serving(RateLimitMiddleware(failing(before), limiter, **options)) as server:
+    with app_server(RateLimitMiddleware(make_failing_app(before), limiter, **options)) as server:
         if before:
             assert denied_response(server).status_code == 500
         else:
-            with connected(server) as client:
+            with websocket_client(server) as client:
                 client.send("x")
                 with pytest.raises(ConnectionClosed):
                     client.recv(timeout=PATIENCE)
@@ -165,7 +165,7 @@ def test_a_connect_stays_counted_if_the_application_fails_unless_crashes_are_ref
     assert limiter.peek("127.0.0.1").remaining == left
 
 
-async def choosy(scope: Scope, receive: Receive, send: Send) -> None:
+async def app_by_path(scope: Scope, receive: Receive, send: Send) -> None:
     """Accepts, refuses, or answers with a response, by path."""
     await receive()
     if scope["path"] == "/accepted":
@@ -184,8 +184,8 @@ async def choosy(scope: Scope, receive: Receive, send: Send) -> None:
 )
 def test_connects_can_be_counted_by_their_response(counts: Any, left: int) -> None:
     limiter = Limiter("10/minute", store=MemoryStore(clock=ManualClock()))
-    with serving(RateLimitMiddleware(choosy, limiter, counts=counts)) as server:
-        with connected(server, path="/accepted"):
+    with app_server(RateLimitMiddleware(app_by_path, limiter, counts=counts)) as server:
+        with websocket_client(server, path="/accepted"):
             pass
         assert denied_response(server, path="/refused").status_code == 403
         response = denied_response(server, path="/answered")
@@ -202,8 +202,8 @@ def test_the_cost_of_a_connect_can_be_settled_by_its_response() -> None:
         seen.append((request.method, response.status, response.headers.get("x-cost")))
         return int(response.headers.get("x-cost", 0))
 
-    with serving(RateLimitMiddleware(choosy, limiter, settle=settle)) as server:
-        with connected(server, path="/accepted"):
+    with app_server(RateLimitMiddleware(app_by_path, limiter, settle=settle)) as server:
+        with websocket_client(server, path="/accepted"):
             wait_for(lambda: limiter.peek("127.0.0.1").remaining == 7, "the connect to be settled")
         denied_response(server, path="/refused")
         denied_response(server, path="/answered")
@@ -217,9 +217,9 @@ def test_the_cost_of_a_connect_can_be_settled_by_its_response() -> None:
 def test_b1_b4_a_gate_counts_messages_on_its_channel_ws_and_changes_hold_at_once(clock: ManualClock) -> None:
     gate = Gate(Policy(limits={"heavy": "2/minute"}), store=MemoryStore(clock=clock))
     app = RateLimitMiddleware(
-        Echo(), gate=gate, key=named, tier="heavy", websocket=WebSocketLimits(received="gate", warn=False)
+        Echo(), gate=gate, key=client_name, tier="heavy", websocket=WebSocketLimits(received="gate", warn=False)
     )
-    with serving(app) as server, connected(server, "a") as client:
+    with app_server(app) as server, websocket_client(server, "a") as client:
         assert [exchange(client, "x") for _ in range(3)] == ["x", "x", denial_frame("heavy", 30_000)]
         assert gate.peek("a", "http", "heavy").remaining == 1
         assert gate.peek("a", "ws", "heavy").remaining == 0
@@ -228,15 +228,15 @@ def test_b1_b4_a_gate_counts_messages_on_its_channel_ws_and_changes_hold_at_once
         assert [exchange(client, "x") for _ in range(4)] == ["x", "x", "x", denial_frame("heavy", 20_000)]
         gate.add_exemption("a")
         assert [exchange(client, "x") for _ in range(5)] == ["x"] * 5
-        with connected(server, "b") as other:
+        with websocket_client(server, "b") as other:
             assert exchange(other, "x") == "x"
 
 
 def test_b2_an_anonymous_client_of_a_gate_counts_by_address() -> None:
     gate = Gate(Policy(addresses={"limit": "3/minute"}), store=MemoryStore(clock=ManualClock()))
     limits = WebSocketLimits(received="gate", warn=False)
-    app = RateLimitMiddleware(Echo(), gate=gate, key=named, websocket=limits)
-    with serving(app) as server, connected(server) as client, connected(server, "a") as other:
+    app = RateLimitMiddleware(Echo(), gate=gate, key=client_name, websocket=limits)
+    with app_server(app) as server, websocket_client(server) as client, websocket_client(server, "a") as other:
         assert [exchange(client, "x") for _ in range(3)] == ["x", "x", denial_frame("address", 20_000)]
         assert denied_response(server).status_code == 429
         assert exchange(other, "x") == "x"
@@ -245,8 +245,8 @@ def test_b2_an_anonymous_client_of_a_gate_counts_by_address() -> None:
 def test_limits_beside_a_gate_are_not_for_agents_that_are_exempt() -> None:
     gate = Gate(Policy(exempt=["boss"]), store=MemoryStore(clock=ManualClock()))
     limits = WebSocketLimits(received="9/minute", received_bytes="1/minute", sent="2/minute", warn=False)
-    app = RateLimitMiddleware(Echo(), gate=gate, key=named, websocket=limits)
-    with serving(app) as server, connected(server, "boss") as boss, connected(server, "a") as other:
+    app = RateLimitMiddleware(Echo(), gate=gate, key=client_name, websocket=limits)
+    with app_server(app) as server, websocket_client(server, "boss") as boss, websocket_client(server, "a") as other:
         assert [exchange(boss, "long") for _ in range(10)] == ["long"] * 10
         assert [exchange(other, "x"), exchange(other, "x")] == ["x", denial_frame("received_bytes", 60_000)]
 
@@ -254,8 +254,8 @@ def test_limits_beside_a_gate_are_not_for_agents_that_are_exempt() -> None:
 def test_b1_a_message_that_another_limit_denies_is_refunded_at_the_gate() -> None:
     gate = Gate(Policy(exempt=["boss"]), store=MemoryStore(clock=ManualClock()))
     limits = WebSocketLimits(received="gate", received_bytes="1/minute", warn=False)
-    app = RateLimitMiddleware(Echo(), gate=gate, key=named, tier="heavy", websocket=limits)
-    with serving(app) as server, connected(server, "boss") as boss, connected(server, "a") as other:
+    app = RateLimitMiddleware(Echo(), gate=gate, key=client_name, tier="heavy", websocket=limits)
+    with app_server(app) as server, websocket_client(server, "boss") as boss, websocket_client(server, "a") as other:
         assert [exchange(other, "x"), exchange(other, "x")] == ["x", denial_frame("received_bytes", 60_000)]
         assert gate.peek("a", "ws", "heavy").remaining == 9
         assert [exchange(boss, "x") for _ in range(11)] == ["x"] * 11

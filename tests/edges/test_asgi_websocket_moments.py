@@ -11,9 +11,9 @@ import pytest
 from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy
 from headgate.edges.asgi import App, Message, RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.websocket import WebSocketLimits
-from tests.support.event_loop import turns, until
+from tests.support.event_loop import take_turns, wait_until
 from tests.support.valkey import PATIENCE
-from tests.support.websocket_apps import Echo, Sender, denial_frame
+from tests.support.websocket_apps import Echo, ScriptedSender, denial_frame
 from tests.support.wrapped_store import WrappedStore
 
 pytestmark = pytest.mark.once
@@ -45,7 +45,7 @@ class Wire:
 
 
 @asynccontextmanager
-async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
+async def running_task(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
     task = asyncio.ensure_future(work)
     try:
         yield task
@@ -57,7 +57,7 @@ async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task
 async def receive_interrupted(receive: Receive, patience: int) -> Any:
     """The next text, though a first `receive` is cancelled after some turns of the loop."""
     receiving = asyncio.ensure_future(receive())
-    await turns(patience)
+    await take_turns(patience)
     receiving.cancel()
     try:
         return (await receiving)["text"]
@@ -90,10 +90,10 @@ async def test_an_application_that_is_cancelled_leaves_nothing_behind(patience: 
     limiter = Limiter("unlimited", store=WrappedStore(clock=ManualClock()))
     limits = WebSocketLimits(received="1/minute", received_bytes="1/minute")
     wired = Wire("a", "b", "c")
-    async with running(wired.run(RateLimitMiddleware(Echo(), limiter, websocket=limits))) as task:
+    async with running_task(wired.run(RateLimitMiddleware(Echo(), limiter, websocket=limits))) as task:
         while wired.incoming.qsize() > 2:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        await turns(patience)
+        await take_turns(patience)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -107,7 +107,7 @@ async def test_an_application_that_leaves_while_a_message_is_judged_leaves_nothi
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         receiving.append(asyncio.ensure_future(receive()))
-        await turns(patience)
+        await take_turns(patience)
 
     receiving: list[asyncio.Future[Message]] = []
     await Wire("a").run(RateLimitMiddleware(app, limiter, websocket=WebSocketLimits(received="1/minute")))
@@ -123,7 +123,7 @@ async def test_senders_of_one_key_take_turns_and_a_cancelled_one_spends_nothing(
     sent = Limiter("1/minute", store=free.store)
     order: list[str] = []
 
-    def saying(name: str) -> App:
+    def make_sender(name: str) -> App:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await send({"type": "websocket.accept"})
             await send({"type": "websocket.send", "text": name})
@@ -132,20 +132,20 @@ async def test_senders_of_one_key_take_turns_and_a_cancelled_one_spends_nothing(
         return app
 
     def run(name: str) -> Any:
-        app = RateLimitMiddleware(saying(name), free, websocket=WebSocketLimits(sent=sent))
-        return running(Wire().run(app))
+        app = RateLimitMiddleware(make_sender(name), free, websocket=WebSocketLimits(sent=sent))
+        return running_task(Wire().run(app))
 
     async with run("a") as first:
         await first
         async with run("b") as second:
-            await until(lambda: sent.waiting("10.0.0.1") == 1, "those who wait to send")
+            await wait_until(lambda: sent.waiting("10.0.0.1") == 1, "those who wait to send")
             async with run("c") as third, run("d") as fourth:
-                await until(lambda: sent.waiting("10.0.0.1") == 3, "those who wait to send")
+                await wait_until(lambda: sent.waiting("10.0.0.1") == 3, "those who wait to send")
                 third.cancel()
-                await until(third.done, "the end of the third")
+                await wait_until(third.done, "the end of the third")
                 clock.advance(60)
                 await second
-                await until(lambda: sent.waiting("10.0.0.1") == 1, "those who wait to send")
+                await wait_until(lambda: sent.waiting("10.0.0.1") == 1, "those who wait to send")
                 clock.advance(60)
                 await fourth
     assert order == ["a", "b", "d"]
@@ -164,11 +164,11 @@ async def test_a_large_message_is_not_overtaken_by_small_ones(clock: ManualClock
         await say(8)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(say(10))
-            await until(lambda: sent.waiting("10.0.0.1"), "those who wait to send")
+            await wait_until(lambda: sent.waiting("10.0.0.1"), "those who wait to send")
             tasks.create_task(say(1))
-            await until(lambda: sent.waiting("10.0.0.1") == 2, "those who wait to send")
+            await wait_until(lambda: sent.waiting("10.0.0.1") == 2, "those who wait to send")
             clock.advance(48)
-            await until(lambda: len(order) == 2, "two messages")
+            await wait_until(lambda: len(order) == 2, "two messages")
             clock.advance(6)
 
     await Wire().run(RateLimitMiddleware(app, free, websocket=WebSocketLimits(sent_bytes=sent)))
@@ -184,7 +184,7 @@ async def test_a_large_message_whose_send_is_cancelled_is_sent_and_counted_or_ne
         await receive()
         await send({"type": "websocket.accept"})
         sending = asyncio.ensure_future(send({"type": "websocket.send", "text": "x" * 15}))
-        await turns(patience)
+        await take_turns(patience)
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
 
@@ -201,9 +201,9 @@ async def test_a_large_message_whose_send_is_cancelled_is_sent_and_counted_or_ne
 
 async def test_messages_waiting_when_the_client_leaves_are_passed_to_the_server(free: Limiter) -> None:
     sent = Limiter("1/minute", store=free.store)
-    sender, wired = Sender("a", "b", "c"), Wire()
-    async with running(wired.run(RateLimitMiddleware(sender, free, websocket=WebSocketLimits(sent=sent)))) as task:
-        await until(lambda: sent.waiting("10.0.0.1"), "those who wait to send")
+    sender, wired = ScriptedSender("a", "b", "c"), Wire()
+    async with running_task(wired.run(RateLimitMiddleware(sender, free, websocket=WebSocketLimits(sent=sent)))) as task:
+        await wait_until(lambda: sent.waiting("10.0.0.1"), "those who wait to send")
         wired.say({"type": "websocket.disconnect", "code": 1001})
         await task
     assert [message.get("text") for message in wired.outgoing[1:]] == ["a", "b", "c", None]
@@ -223,18 +223,18 @@ async def test_a_client_that_is_gone_leaves_the_line_though_its_application_only
     sent = Limiter("1/minute", store=free.store)
     app = RateLimitMiddleware(only_send, free, websocket=WebSocketLimits(sent=sent))
     gone, other = Wire(*["hello"] * before), Wire()
-    async with running(gone.run(app)) as first:
-        await until(lambda: sent.waiting("10.0.0.1") == 1, "the first to wait")
-        async with running(other.run(app)):
-            await until(lambda: sent.waiting("10.0.0.1") == 2, "the second to wait")
+    async with running_task(gone.run(app)) as first:
+        await wait_until(lambda: sent.waiting("10.0.0.1") == 1, "the first to wait")
+        async with running_task(other.run(app)):
+            await wait_until(lambda: sent.waiting("10.0.0.1") == 2, "the second to wait")
             gone.say({"type": "websocket.disconnect", "code": 1006})
             with pytest.raises(ConnectionError, match="the client has disconnected"):
                 await asyncio.wait_for(first, PATIENCE)
             assert sent.waiting("10.0.0.1") == 1
             assert len(other.outgoing) == 1
             clock.advance(60)
-            await until(lambda: len(other.outgoing) == 2, "the message of the second")
-    await until(lambda: sent.waiting("10.0.0.1") == 0, "the end of both")
+            await wait_until(lambda: len(other.outgoing) == 2, "the message of the second")
+    await wait_until(lambda: sent.waiting("10.0.0.1") == 0, "the end of both")
     assert asyncio.all_tasks() == {asyncio.current_task()}
     clock.advance(60)
     assert sent.peek("10.0.0.1").remaining == 1, "a wait that ended spent something"
@@ -269,10 +269,10 @@ async def test_a_client_that_sends_on_is_not_read_without_end_while_a_message_wa
     sent = Limiter("1/minute", store=free.store)
     app = RateLimitMiddleware(only_send, free, websocket=WebSocketLimits(sent=sent))
     many, large = Wire(*["x"] * 100), Wire(*["x" * 50_000] * 100)
-    async with running(many.run(app)), running(large.run(app)):
-        await until(lambda: many.incoming.qsize() <= 101 - 16, "what is read ahead")
-        await until(lambda: large.incoming.qsize() <= 101 - 3, "what is read ahead")
-        await turns(100)
+    async with running_task(many.run(app)), running_task(large.run(app)):
+        await wait_until(lambda: many.incoming.qsize() <= 101 - 16, "what is read ahead")
+        await wait_until(lambda: large.incoming.qsize() <= 101 - 3, "what is read ahead")
+        await take_turns(100)
         assert (many.incoming.qsize(), large.incoming.qsize()) == (101 - 16, 101 - 3)
 
 
@@ -293,7 +293,7 @@ async def test_a_receive_that_meets_the_reading_ahead_loses_nothing(
         await say("first")
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(say("second"))
-            await until(lambda: sent.waiting("10.0.0.1"), "a message that waits")
+            await wait_until(lambda: sent.waiting("10.0.0.1"), "a message that waits")
             while len(got) < 6:
                 got.append(await receive_interrupted(receive, patience))
             clock.advance(60)
@@ -367,9 +367,9 @@ async def test_a_connect_is_settled_whenever_its_application_is_cancelled_after_
         await receive()
 
     settling = RateLimitMiddleware(app, limiter, settle=lambda request, response: 7)
-    async with running(Wire().run(settling)) as task:
+    async with running_task(Wire().run(settling)) as task:
         await answering.wait()
-        await turns(patience)
+        await take_turns(patience)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert limiter.peek("10.0.0.1").remaining == 23

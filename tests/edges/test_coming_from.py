@@ -21,14 +21,14 @@ from headgate import Decision, Gate, InvalidInput, Limiter, MemoryStore, RedisSt
 from headgate.edges.asgi import RateLimitMiddleware
 from headgate.edges.guard import Options
 from headgate.stores.redis.client_urls import _parse
-from tests.support.valkey import Server, wait_for
+from tests.support.valkey import ValkeyServer, wait_for
 
 pytestmark = pytest.mark.once
 
 LIMITS_YEAR, YEAR = 360 * 86_400, 365 * 86_400
 
 
-def of_limits(text: str) -> list[TokenBucket]:
+def parse_as_limits(text: str) -> list[TokenBucket]:
     """What `limits` reads, but a year is one of 365 days."""
     found = []
     for item in limits.parse_many(text):
@@ -39,12 +39,12 @@ def of_limits(text: str) -> list[TokenBucket]:
     return list(dict.fromkeys(found))
 
 
-def of_throttled(text: str) -> list[TokenBucket]:
+def parse_as_throttled(text: str) -> list[TokenBucket]:
     quotas = parse_quota(text)
     return list(dict.fromkeys(TokenBucket(quota.burst, quota.get_limit(), quota.period_sec) for quota in quotas))
 
 
-def spaced(*parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+def spaced_parts(*parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     """Parts with any spaces between them, in any case."""
     spaces = st.sampled_from(["", " ", "  ", "\t"])
     whole = st.tuples(spaces, *(st.tuples(part, spaces).map("".join) for part in parts)).map("".join)
@@ -53,7 +53,7 @@ def spaced(*parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 amounts = st.integers(1, 10**6).map(str)
 units = [name + plural for name in ("second", "minute", "hour", "day", "month", "year") for plural in ("", "s")]
-one_limit = spaced(
+one_limit = spaced_parts(
     amounts, st.sampled_from(["/", "per"]), st.one_of(st.just(""), st.integers(1, 400).map(str)), st.sampled_from(units)
 )
 short_units = "s sec secs second seconds m min mins minute minutes h hr hrs hour hours d day days w wk wks week weeks"
@@ -65,16 +65,16 @@ one_quota = st.tuples(
 ).map("".join)
 
 
-def several(one: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+def several_parts(one: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     rest = st.lists(st.tuples(st.sampled_from(";,|"), one).map("".join), max_size=3).map("".join)
     return st.tuples(one, rest).map("".join)
 
 
-@given(several(one_limit))
+@given(several_parts(one_limit))
 @example("833939/343year")
 def test_every_limit_string_of_limits_means_the_same_here(text: str) -> None:
     try:
-        there = of_limits(text)
+        there = parse_as_limits(text)
     except InvalidInput:  # of a bucket, which some long times can't fill exactly
         with pytest.raises(InvalidInput, match="that can be counted exactly"):
             parse(text)
@@ -82,9 +82,9 @@ def test_every_limit_string_of_limits_means_the_same_here(text: str) -> None:
         assert list(parse(text).parts) == there
 
 
-@given(several(one_quota))
+@given(several_parts(one_quota))
 def test_every_quota_of_throttled_means_the_same_here(text: str) -> None:
-    assert list(parse(text).parts) == of_throttled(text)
+    assert list(parse(text).parts) == parse_as_throttled(text)
 
 
 @given(st.text(st.sampled_from("0159/ per minutesdayhourwkb;,|"), max_size=20))
@@ -94,8 +94,8 @@ def test_texts_that_both_parsers_accept_mean_the_same(text: str) -> None:
     except InvalidInput:
         return
     readers: tuple[tuple[Callable[[str], list[TokenBucket]], type[Exception]], ...] = (
-        (of_limits, ValueError),
-        (of_throttled, DataError),
+        (parse_as_limits, ValueError),
+        (parse_as_throttled, DataError),
     )
     for read, error in readers:
         try:
@@ -113,12 +113,12 @@ def test_texts_that_both_parsers_accept_mean_the_same(text: str) -> None:
     ],
 )  # fmt: skip
 def test_limit_strings_from_the_docs_of_limits_mean_the_same_here(text: str) -> None:
-    assert list(parse(text).parts) == of_limits(text)
+    assert list(parse(text).parts) == parse_as_limits(text)
 
 
 @pytest.mark.parametrize("text", ["100/s", "100/s burst 200", "10/m", "5 per min", "1/wk", "60/min;1000/h burst 50"])
 def test_quotas_from_the_docs_of_throttled_mean_the_same_here(text: str) -> None:
-    assert list(parse(text).parts) == of_throttled(text)
+    assert list(parse(text).parts) == parse_as_throttled(text)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_memory_by_its_url(url: str) -> None:
         assert gate.check("a", "ws", "heavy").remaining == 9
 
 
-def by_server(limiter: Limiter) -> list[Decision]:
+def decide_on_server(limiter: Limiter) -> list[Decision]:
     """Two decisions about somebody new; of another, if the machine was too slow for a store's usual timeout."""
     found: list[Decision] = []
 
@@ -160,11 +160,11 @@ def by_server(limiter: Limiter) -> list[Decision]:
 
 
 @pytest.mark.parametrize("scheme", ["redis", "valkey", "async+redis", "async+valkey", "REDIS"])
-def test_a_server_by_its_url(redis_server: Server, scheme: str) -> None:
+def test_a_server_by_its_url(redis_server: ValkeyServer, scheme: str) -> None:
     url = redis_server.url.replace("redis", scheme, 1)
     with Limiter("1/day", store=url, name=f"elsewhere {scheme}") as limiter:
         assert isinstance(limiter.store, RedisStore)
-        assert [bool(decision) for decision in by_server(limiter)] == [True, False]
+        assert [bool(decision) for decision in decide_on_server(limiter)] == [True, False]
     with Gate(store=url) as gate:
         wait_for(lambda: not gate.check("elsewhere", "ws", "heavy").degraded, "the gate's server")
 

@@ -18,7 +18,7 @@ from tests.support.http_edges import client_at
 from tests.support.server_process import server_process
 from tests.support.slot_streams import SLOTS
 from tests.support.token_streams import PART, RESERVED, SIZE, TOKEN
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -26,7 +26,7 @@ LONGEST = 20
 """Parts of the longest stream, or the longest that a client follows one that doesn't end."""
 
 
-class Ask(NamedTuple):
+class StreamRequest(NamedTuple):
     name: str
     path: str
     cut: int | None
@@ -35,19 +35,19 @@ class Ask(NamedTuple):
     """Whether it leaves without a farewell."""
 
 
-def asks(number: int) -> Iterator[Ask]:
+def make_requests(number: int) -> Iterator[StreamRequest]:
     """Most are cut by the client, at any token; of the others the application sends all, or raises, or sends a file."""
     rng = random.Random(1)
     for one in range(number):
         name, kind, parts = f"s{one}", one % 10, rng.randint(1, LONGEST)
         if kind < 7:
-            yield Ask(name, f"/stream/{name}/0", rng.randint(1, LONGEST * SIZE), rng.random() < 0.5)
+            yield StreamRequest(name, f"/stream/{name}/0", rng.randint(1, LONGEST * SIZE), rng.random() < 0.5)
         else:
             path = [f"/stream/{name}/{parts}", f"/stream/{name}/{parts}?crash", f"/file/{name}"][kind - 7]
-            yield Ask(name, path, None, reset=False)
+            yield StreamRequest(name, path, None, reset=False)
 
 
-def follow(port: int, ask: Ask) -> int:
+def read_stream(port: int, ask: StreamRequest) -> int:
     """The tokens that a client has received when it leaves, or when all was sent."""
     received = 0
     with socket.create_connection(("127.0.0.1", port), PATIENCE) as client:
@@ -72,12 +72,12 @@ def test_100_streams_cut_at_random_points_are_charged_what_they_have_sent(
     file.write_bytes(PART)
     environment, options = {"FILE": str(file)}, ["--threads=8"] if server == "gunicorn" else []
     if shared:
-        redis_server: Server = request.getfixturevalue("redis_server")
+        redis_server: ValkeyServer = request.getfixturevalue("redis_server")
         with redis_server.client() as raw:
             raw.flushall()
         environment["STORE"] = redis_server.url
     app = f"tests.support.token_streams:{'wsgi' if server == 'gunicorn' else 'asgi'}_app"
-    asked = [*asks(100)]
+    asked = [*make_requests(100)]
     totals: dict[str, tuple[int, int]] = {}
 
     def settled() -> bool:
@@ -89,7 +89,7 @@ def test_100_streams_cut_at_random_points_are_charged_what_they_have_sent(
         client_at(port) as client,
         ThreadPoolExecutor(8) as clients,
     ):
-        received = dict(zip(asked, clients.map(partial(follow, port), asked), strict=True))
+        received = dict(zip(asked, clients.map(partial(read_stream, port), asked), strict=True))
         try:
             wait_for(settled, "the settlements")
         finally:

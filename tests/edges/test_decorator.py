@@ -14,6 +14,7 @@ from flask import Flask
 from headgate import HeadgateError, InvalidInput, Limiter, ManualClock, MemoryStore, RateLimited
 from headgate.edges import limit_function
 from headgate.edges.decorator import rate_limited, too_many_requests
+from tests.support.event_loop import wait_until
 from tests.support.valkey import wait_for
 
 pytestmark = pytest.mark.once
@@ -234,8 +235,7 @@ async def test_tasks_wait_for_their_turn(limiter: Limiter, clock: ManualClock) -
         return agent
 
     async def joined() -> None:
-        while not limiter.waiting("bob"):  # noqa: ASYNC110 - nobody says so
-            await asyncio.sleep(0)
+        await wait_until(lambda: limiter.waiting("bob"), "the call to wait")
 
     for _ in range(5):
         await send("bob")
@@ -268,15 +268,15 @@ def test_many_tasks_and_threads_are_counted_exactly(limiter: Limiter) -> None:
 def plain(agent: str, *rest: str, **more: str) -> None: ...
 
 
-def makes_parts(agent: str) -> Iterator[str]:
+def make_parts(agent: str) -> Iterator[str]:
     yield agent
 
 
-async def makes_parts_slowly(agent: str) -> AsyncIterator[str]:
+async def async_make_parts(agent: str) -> AsyncIterator[str]:
     yield agent
 
 
-async def slowly(agent: str) -> str:
+async def async_plain(agent: str) -> str:
     return agent
 
 
@@ -285,18 +285,18 @@ class PartMaker:
         yield agent
 
 
-class SlowPartMaker:
+class AsyncPartMaker:
     async def __call__(self, agent: str) -> AsyncIterator[str]:
         yield agent
 
 
-class SlowSender:
+class AsyncCallable:
     async def __call__(self, agent: str) -> str:
         return agent
 
 
-class SlowMethod(SlowSender):
-    def __get__(self, instance: object, owner: type) -> "SlowMethod":
+class AsyncMethod(AsyncCallable):
+    def __get__(self, instance: object, owner: type) -> "AsyncMethod":
         return self
 
 
@@ -317,7 +317,7 @@ LIMIT: dict[str, Any] = {"limit": "5/minute"}
         (LIMIT | {"store": MemoryStore()}, lambda: None, r"rate_limited name: expected a name in a store that others"),
         (LIMIT | {"name": 5}, plain, r"rate_limited name: expected a string, got 5"),
         ({"limit": Limiter("5/minute"), "name": "x"}, plain, r"rate_limited name: expected none: a limiter"),
-        ({"limit": slowly}, plain, r"rate_limited limit: expected a plain function, since the limited"),
+        ({"limit": async_plain}, plain, r"rate_limited limit: expected a plain function, since the limited"),
         ({}, plain, r"rate_limited: expected one limit, got None"),
         ({"limit": 5}, plain, r"rate_limited limit: expected a limit such as '5/minute', or several, got 5"),
         ({"limit": "5 a minute"}, plain, r"expected 'COUNT/UNIT'"),
@@ -326,21 +326,21 @@ LIMIT: dict[str, Any] = {"limit": "5/minute"}
         (LIMIT | {"key": "x"}, lambda: None, r"expected a parameter of the function \(it has none\), got 'x'"),
         (LIMIT | {"key": "user"}, numbered, r"expected a parameter that is a string, or key=lambda ...: str\(user\)"),
         (LIMIT | {"key": 7}, plain, r"expected a plain function, or the name of a parameter, got 7"),
-        (LIMIT | {"key": slowly}, plain, r"expected a plain function, or the name of a parameter, got <function"),
-        (LIMIT | {"key": SlowSender()}, plain, r"expected a plain function, or the name of a parameter, got <"),
-        (LIMIT | {"key": functools.partial(SlowSender())}, plain, r"expected a plain function, or the name of"),
-        (LIMIT | {"key": makes_parts}, plain, r"expected a plain function, or the name of a parameter, got <"),
-        (LIMIT | {"cost": SlowSender()}, plain, r"cost: expected a whole number of at least 1, got <"),
+        (LIMIT | {"key": async_plain}, plain, r"expected a plain function, or the name of a parameter, got <function"),
+        (LIMIT | {"key": AsyncCallable()}, plain, r"expected a plain function, or the name of a parameter, got <"),
+        (LIMIT | {"key": functools.partial(AsyncCallable())}, plain, r"expected a plain function, or the name of"),
+        (LIMIT | {"key": make_parts}, plain, r"expected a plain function, or the name of a parameter, got <"),
+        (LIMIT | {"cost": AsyncCallable()}, plain, r"cost: expected a whole number of at least 1, got <"),
         (LIMIT | {"cost": 0}, plain, r"cost: expected a whole number of at least 1, got 0"),
-        (LIMIT | {"cost": slowly}, plain, r"cost: expected a whole number of at least 1, got <function slowly"),
+        (LIMIT | {"cost": async_plain}, plain, r"cost: expected a whole number of at least 1, got <function async"),
         (LIMIT | {"wait": -1}, plain, r"rate_limited wait: expected a number of seconds, 0 or more, got -1"),
         (LIMIT | {"wait": "5"}, plain, r"rate_limited wait: expected a number of seconds, 0 or more, got '5'"),
-        (LIMIT, functools.lru_cache(makes_parts), r"rate_limited: expected a function, or a generator function itself"),
-        (LIMIT, functools.partial(functools.cache(makes_parts_slowly), "bob"), r"a generator function itself"),
+        (LIMIT, functools.lru_cache(make_parts), r"rate_limited: expected a function, or a generator function itself"),
+        (LIMIT, functools.partial(functools.cache(async_make_parts), "bob"), r"a generator function itself"),
         (LIMIT, PartMaker(), r"a generator function itself"),
         (LIMIT, functools.partial(PartMaker(), "bob"), r"a generator function itself"),
-        (LIMIT, functools.partial(SlowPartMaker(), "bob"), r"a generator function itself"),
-        (LIMIT, functools.lru_cache(SlowPartMaker()), r"a generator function itself"),
+        (LIMIT, functools.partial(AsyncPartMaker(), "bob"), r"a generator function itself"),
+        (LIMIT, functools.lru_cache(AsyncPartMaker()), r"a generator function itself"),
         (LIMIT, staticmethod(plain), r"expected a function: put it below @staticmethod"),
         (LIMIT, classmethod(lambda cls: None), r"expected a function: put it below @classmethod"),
         (LIMIT, Account, r"expected a function or method, got <class"),
@@ -362,7 +362,7 @@ def limit_of_plan(agent: str, *_: object) -> str:
     return {"ann": "3/minute", "bob": "1/minute"}[agent]
 
 
-async def limit_of_plan_later(agent: str) -> str:
+async def async_limit_of_plan(agent: str) -> str:
     return limit_of_plan(agent)
 
 
@@ -384,7 +384,7 @@ def test_a_limit_can_depend_on_the_arguments(clock: ManualClock) -> None:
 
 
 async def test_a_limit_that_depends_on_the_arguments_may_be_awaited(clock: ManualClock) -> None:
-    @rate_limited(limit=limit_of_plan_later, key="agent", store=MemoryStore(clock=clock))
+    @rate_limited(limit=async_limit_of_plan, key="agent", store=MemoryStore(clock=clock))
     async def ask(agent: str) -> str:
         return f"{agent} asks"
 
@@ -434,11 +434,11 @@ def test_functions_with_the_same_limit_in_one_store_count_apart(clock: ManualClo
 
 def test_other_callables_are_taken_too(limiter: Limiter) -> None:
     asynchronous: list[Callable[..., Any]] = [
-        SlowSender(),
-        functools.partial(SlowSender()),
-        functools.partial(functools.partial(SlowSender().__call__)),
-        functools.cache(SlowSender()),
-        SlowMethod(),
+        AsyncCallable(),
+        functools.partial(AsyncCallable()),
+        functools.partial(functools.partial(AsyncCallable().__call__)),
+        functools.cache(AsyncCallable()),
+        AsyncMethod(),
     ]
     for number, function in enumerate(asynchronous):
         send = rate_limited(limiter, key=lambda agent: agent)(function)
@@ -447,11 +447,11 @@ def test_other_callables_are_taken_too(limiter: Limiter) -> None:
         assert limiter.peek("bob").remaining == 4 - number
     assert rate_limited("5/minute")(functools.partial(max, 3))(4) == 4
     assert rate_limited("5/minute")(functools.partial(functools.lru_cache(max), 3))(4) == 4
-    assert rate_limited("5/minute", key="agent")(SlowSender()).limiter.peek("bob").remaining == 5
+    assert rate_limited("5/minute", key="agent")(AsyncCallable()).limiter.peek("bob").remaining == 5
 
 
 def test_what_has_no_name_of_its_own_needs_a_key_under_a_shared_limiter(limiter: Limiter) -> None:
-    class Sender:
+    class MailSender:
         def __call__(self) -> int:
             return 1
 
@@ -470,8 +470,8 @@ def test_what_has_no_name_of_its_own_needs_a_key_under_a_shared_limiter(limiter:
     nameless: dict[str, list[Callable[..., object]]] = {
         "a partial has no name": [functools.partial(max, 3, 4), named],
         "a lambda has no name": [lambda: 1, (lambda: lambda: 1)()],
-        "the bound methods of all objects have one name": [Sender().of_one, Sender.of_all, [].copy],
-        "the objects of a class have no names": [Sender(), AsyncSender()],
+        "the bound methods of all objects have one name": [MailSender().of_one, MailSender.of_all, [].copy],
+        "the objects of a class have no names": [MailSender(), AsyncSender()],
     }
     for reason, functions in nameless.items():
         text = (

@@ -13,7 +13,7 @@ from starlette.routing import Host, Mount, Router
 from headgate import Limiter, MemoryStore
 from headgate.edges.asgi import RateLimitMiddleware
 from headgate.edges.fastapi import RateLimit
-from tests.support.greeting_app import served
+from tests.support.greeting_app import greeting_server
 
 pytestmark = pytest.mark.once
 
@@ -38,7 +38,7 @@ class Resource:
 
 
 @dataclass
-class Handler:
+class UnhashableEndpoint:
     """An endpoint without a hash."""
 
     name: str
@@ -61,7 +61,7 @@ def redefined() -> Callable[[], None]:
         redefined,
         lambda: lambda: None,
         lambda: partial(make_endpoint()),
-        lambda: Handler(uuid4().hex),
+        lambda: UnhashableEndpoint(uuid4().hex),
     ],
     ids=["closure", "bound method", "redefined", "lambda", "partial", "object without hash"],
 )
@@ -73,7 +73,7 @@ def test_endpoints_of_one_name_count_apart_and_the_paths_of_one_together(make: C
     app.get("/b", dependencies=limited())(make())
     app.post("/b", dependencies=limited())(make())
     app.add_middleware(RateLimitMiddleware, store=store)
-    with served(app) as client:
+    with greeting_server(app) as client:
         assert [passed(client, "/a/"), passed(client, "/a"), passed(client, "/b")] == [2, 0, 2]
         assert passed(client, "/b", "POST") == 2, "another method has another endpoint"
     assert len(store) == 3
@@ -129,7 +129,7 @@ def test_what_a_factory_makes_counts_apart(add: Callable[[FastAPI, str], None]) 
     for resource in ("/users", "/posts"):
         add(app, resource)
     app.add_middleware(RateLimitMiddleware, store=store)
-    with served(app) as client:
+    with greeting_server(app) as client:
         assert [passed(client, f"/{name}/list") for name in ("users", "posts", "users")] == [2, 2, 0]
 
 
@@ -142,7 +142,7 @@ def test_one_router_or_application_at_two_places_counts_together(add: str) -> No
             app.include_router(inner, prefix=prefix)
         else:
             app.mount(prefix, inner)
-    with served(app) as client:
+    with greeting_server(app) as client:
         assert [passed(client, "/v2/list"), passed(client, "/v1/list")] == [2, 0]
 
 
@@ -150,7 +150,7 @@ def test_one_router_or_application_at_two_places_counts_together(add: str) -> No
 def test_a_caller_who_chooses_the_prefix_has_one_quota(add: Callable[[FastAPI, str], None]) -> None:
     app = FastAPI()
     add(app, "/{tenant}")
-    with served(app) as client:
+    with greeting_server(app) as client:
         assert [passed(client, f"/{tenant}/list") for tenant in ("acme", "other")] == [2, 0]
 
 
@@ -160,12 +160,12 @@ def test_limiters_with_a_store_count_apart_without_a_middleware() -> None:
         inner = FastAPI()
         inner.get("/list", dependencies=[Depends(RateLimit(Limiter("2/minute", store=store)))])(make_endpoint())
         app.mount(prefix, inner)
-    with served(app) as client:
+    with greeting_server(app) as client:
         assert [passed(client, "/users/list"), passed(client, "/posts/list")] == [2, 2]
 
 
 def test_an_application_may_be_mounted_in_itself() -> None:
     app = make_app()
     app.router.routes.insert(0, Mount("/self", app=app))
-    with served(app) as client:
+    with greeting_server(app) as client:
         assert [passed(client, "/self/self/list"), passed(client, "/list")] == [2, 0]

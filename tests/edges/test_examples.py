@@ -19,9 +19,9 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from tests.support.ports import nobody
-from tests.support.server_process import listening
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.ports import unused_port
+from tests.support.server_process import listening_process
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -38,11 +38,11 @@ def command(name: str) -> list[str]:
 
 
 @contextmanager
-def started(name: str, option: str = "--port={}", cwd: Path = ROOT, **environment: str) -> Iterator[str]:
+def started_example(name: str, option: str = "--port={}", cwd: Path = ROOT, **environment: str) -> Iterator[str]:
     """An example that serves; its host and port."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     variables = {**os.environ, "PYTHONPATH": path, **environment}
-    with nobody() as port, listening(port, [*command(name), option.format(port)], cwd=cwd, env=variables):
+    with unused_port() as port, listening_process(port, [*command(name), option.format(port)], cwd=cwd, env=variables):
         yield f"127.0.0.1:{port}"
 
 
@@ -55,7 +55,7 @@ def client(where: str) -> httpx.Client:
 Ask: TypeAlias = Callable[[], httpx.Response]
 
 
-def past(ask: Ask, status: int, limit: int, used: int = 0) -> tuple[list[httpx.Response], httpx.Response]:
+def pass_limit(ask: Ask, status: int, limit: int, used: int = 0) -> tuple[list[httpx.Response], httpx.Response]:
     """What passes of a limit per minute of which so much is used, and the denial after it.
 
     That is all there is and, if the machine is slow, what has come back meanwhile, and not one more.
@@ -69,7 +69,7 @@ def past(ask: Ask, status: int, limit: int, used: int = 0) -> tuple[list[httpx.R
     return passed, response
 
 
-def denied(response: httpx.Response) -> str:
+def denied_limit(response: httpx.Response) -> str:
     """The name of the limit that a request was denied under."""
     assert response.status_code == 429
     assert int(response.headers["retry-after"]) >= 1
@@ -86,13 +86,13 @@ def left(response: httpx.Response, name: str) -> int:
 
 @pytest.mark.long
 def test_fastapi() -> None:
-    with started("fastapi_app.py") as where, client(where) as http:
+    with started_example("fastapi_app.py") as where, client(where) as http:
         login = partial(http.post, "/login", params={"name": "bob", "password": "guess"})
-        _, no = past(login, 401, 3)
-        assert denied(no) == "login"
+        _, no = pass_limit(login, 401, 3)
+        assert denied_limit(no) == "login"
         search = partial(http.get, "/search", params={"words": "b a"})
-        found, no = past(search, 200, 10)
-        assert denied(no) == "10/minute"
+        found, no = pass_limit(search, 200, 10)
+        assert denied_limit(no) == "10/minute"
         answers = [(left(one, "10/minute"), one.json()) for one in found]
         assert answers[0] == (9, ["a", "b"])
         assert answers[-1] == (0, ["a"])
@@ -105,25 +105,25 @@ def test_fastapi() -> None:
 
 
 def test_flask() -> None:
-    with started("flask_app.py") as where, client(where) as http:
-        sent, no = past(partial(http.post, "/messages/bob"), 200, 3)
+    with started_example("flask_app.py") as where, client(where) as http:
+        sent, no = pass_limit(partial(http.post, "/messages/bob"), 200, 3)
         assert [one.json() for one in sent[:3]] == [{"sent by": "bob"}] * 3
-        assert denied(no) == "3/minute"
+        assert denied_limit(no) == "3/minute"
         passed = http.post("/messages/ann")
         assert (passed.status_code, passed.headers["ratelimit-policy"]) == (200, '"default";q=100;w=60')
-        _, no = past(partial(http.get, "/"), 404, 100, used=len(sent) + 2)
-        assert denied(no) == "default"
+        _, no = pass_limit(partial(http.get, "/"), 404, 100, used=len(sent) + 2)
+        assert denied_limit(no) == "default"
         assert http.get("/health").text == "well"
 
 
 @pytest.mark.long
 def test_django() -> None:
-    with started("django_app.py", "--bind=127.0.0.1:{}") as where, client(where) as http:
+    with started_example("django_app.py", "--bind=127.0.0.1:{}") as where, client(where) as http:
         login = partial(http.post, "/login")
         right = partial(login, headers={"X-Password": "secret"})
         assert [right().text for _ in range(4)] == ["welcome"] * 4
-        tries, no = past(login, 401, 3)
-        assert denied(no) == "POST /login"
+        tries, no = pass_limit(login, 401, 3)
+        assert denied_limit(no) == "POST /login"
         late: list[httpx.Response] = []
 
         def shut_out() -> bool:
@@ -133,18 +133,18 @@ def test_django() -> None:
             return late[-1].status_code == 429
 
         wait_for(shut_out, "a denial of the right password")
-        assert denied(late[-1]) == "POST /login"
+        assert denied_limit(late[-1]) == "POST /login"
         assert http.get("/").text == "hello"
         used = 4 + len(tries) + 2 * len(late) + 1
-        assert denied(past(partial(http.get, "/"), 200, 100, used)[1]) == "default"
+        assert denied_limit(pass_limit(partial(http.get, "/"), 200, 100, used)[1]) == "default"
 
 
 @pytest.mark.long
 def test_litestar() -> None:
-    with started("litestar_app.py") as where, client(where) as http:
-        reports, no = past(partial(http.get, "/report"), 200, 2)
+    with started_example("litestar_app.py") as where, client(where) as http:
+        reports, no = pass_limit(partial(http.get, "/report"), 200, 2)
         assert [one.json() for one in reports[:2]] == [{"visitors": 7}] * 2
-        assert denied(no) == "/report"
+        assert denied_limit(no) == "/report"
         before = left(http.get("/", headers={"x-api-key": "another"}), "default")
         costs = {"another": 0, "mine": 0}
         for _ in range(20):  # it seems to cost less if something comes back meanwhile
@@ -156,12 +156,12 @@ def test_litestar() -> None:
         assert costs == {"another": 1, "mine": 2}, "who has a key pays less"
         home = http.get("/")
         assert (home.text, home.headers["ratelimit-policy"]) == ("hello", '"default";q=100;w=60')
-        assert denied(past(partial(http.get, "/"), 200, 50, used=50)[1]) == "default"
+        assert denied_limit(pass_limit(partial(http.get, "/"), 200, 50, used=50)[1]) == "default"
 
 
 def test_starlette_websocket() -> None:
     with (
-        started("starlette_websocket.py") as where,
+        started_example("starlette_websocket.py") as where,
         connect(f"ws://{where}/echo", proxy=None, open_timeout=PATIENCE, ping_interval=None) as ws,
     ):
         begin = time.monotonic()
@@ -196,11 +196,14 @@ def test_decorator() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["one process", "a server"])
-def test_llm_proxy(shared: bool, tmp_path: Path, server: Server) -> None:
+def test_llm_proxy(shared: bool, tmp_path: Path, server: ValkeyServer) -> None:
     (tmp_path / "examples").symlink_to(EXAMPLES)
-    with nobody() as port, listening(port, [sys.executable, "-m", "tests.support.language_model", str(port)], cwd=ROOT):
+    with (
+        unused_port() as port,
+        listening_process(port, [sys.executable, "-m", "tests.support.language_model", str(port)], cwd=ROOT),
+    ):
         surroundings = {"LLM": f"http://127.0.0.1:{port}", "NO_PROXY": "*", **({"STORE": server.url} if shared else {})}
-        with started("llm_proxy.py", cwd=tmp_path, **surroundings) as where, client(where) as http:
+        with started_example("llm_proxy.py", cwd=tmp_path, **surroundings) as where, client(where) as http:
             assert ask_model(http, "hello", 100, key="invented")[0] == 401
             assert ask_model(http, "hello", 100_000)[0] == 422
             status, text = ask_model(http, "hello", 100)
@@ -213,7 +216,7 @@ def test_llm_proxy(shared: bool, tmp_path: Path, server: Server) -> None:
             assert budget(http) == Decimal("99.996455")  # the prompt of 10 tokens, and two words
             status, text = ask_model(http, "w" * 1_600_000, 100, key="hooli's key")  # more than its dollar
             assert (status, json.loads(text)["account"]) == (429, "hooli")
-        with started("llm_proxy.py", cwd=tmp_path, **surroundings) as where, client(where) as http:
+        with started_example("llm_proxy.py", cwd=tmp_path, **surroundings) as where, client(where) as http:
             assert budget(http) == Decimal("99.996455")  # a restart forgets nothing
 
 

@@ -19,8 +19,8 @@ from websockets.sync.client import connect
 from headgate import Decision, Gate, HeadgateError, InvalidInput, Limiter, ManualClock, MemoryStore, Policy
 from headgate.edges.asgi import RateLimitMiddleware
 from headgate.edges.fastapi import Denied, RateLimit
-from tests.support.asgi_server import serving
-from tests.support.greeting_app import memory_limiter, remaining, served
+from tests.support.asgi_server import app_server
+from tests.support.greeting_app import greeting_server, memory_limiter, remaining
 from tests.support.valkey import PATIENCE, wait_for
 
 pytestmark = pytest.mark.once
@@ -38,7 +38,7 @@ def test_an_endpoint_can_ask_for_the_decision(limiter: Limiter) -> None:
     def ask(standing: Annotated[Decision, Depends(by_name)]) -> str:
         return f"{standing.outcome.value} {standing.remaining if standing.outcome.value != 'exempt' else ''}"
 
-    with served(app) as http:
+    with greeting_server(app) as http:
         assert http.get("/ask").json() == "allow 4"
         assert http.get("/ask", headers={"X-Name": "bob"}).json() == "allow 4"
         free = http.get("/free")
@@ -61,7 +61,7 @@ def test_a_dependency_can_be_the_key(limiter: Limiter) -> None:
     @app.get("/other", dependencies=[Depends(RateLimit(limiter))])
     def other() -> None: ...
 
-    with served(app) as http:
+    with greeting_server(app) as http:
         assert [http.get("/", params={"token": "t1"}).status_code for _ in range(6)] == [200] * 5 + [429]
         assert http.get("/", params={"token": "t2"}).json() == "bob"
         assert http.get("/", params={"token": "stolen"}).status_code == 401
@@ -82,7 +82,7 @@ def test_an_application_may_answer_by_itself(limiter: Limiter) -> None:
         @app.get("/")
         def home() -> None: ...
 
-        with served(app) as http:
+        with greeting_server(app) as http:
             response = http.get("/")
             assert (response.status_code, response.headers["retry-after"]) == (429, "60")
             return response.text
@@ -117,7 +117,7 @@ def test_each_dependency_counts_for_itself_for_routes_routers_and_applications()
     mounted = FastAPI(dependencies=[Depends(RateLimit("blocked", name="mounted"))])
     mounted.get("/")(home)
     app.mount("/mounted", mounted)
-    with served(app) as http:
+    with greeting_server(app) as http:
         assert http.get("/mounted/").json()["tier"] == "mounted"
         assert http.get("/").headers["ratelimit-policy"] == '"all";q=9;w=3600'
         response = http.get("/admin")
@@ -142,7 +142,7 @@ def test_one_dependency_at_several_routes_counts_them_together_and_a_request_onc
     @app.get("/two", dependencies=[Depends(limit)])
     def two() -> None: ...
 
-    with served(app) as http:
+    with greeting_server(app) as http:
         assert http.get("/one").json() == 2
         assert http.get("/two").headers["ratelimit"].startswith('"both";r=1;')
         assert [http.get(path).status_code for path in ("/one", "/two", "/one")] == [200, 429, 429]
@@ -155,7 +155,7 @@ def test_an_endpoint_that_serves_preflights_counts_them() -> None:
     @app.api_route("/", methods=["GET", "OPTIONS"], dependencies=[Depends(RateLimit("2/day"))])
     def home() -> None: ...
 
-    with served(app) as http:
+    with greeting_server(app) as http:
         assert [http.options("/", headers=preflight).status_code for _ in range(3)] == [200, 200, 429]
         assert http.get("/").status_code == 429
 
@@ -169,7 +169,7 @@ def test_connecting_to_a_websocket_counts(limiter: Limiter) -> None:
         await ws.send_text(str(decision.remaining))
         await ws.receive_text()  # raises when the client goes away
 
-    with serving(app) as server:
+    with app_server(app) as server:
         for remaining in range(4, -1, -1):
             with connect(f"ws://{server}/ws", proxy=None, open_timeout=PATIENCE) as ws:
                 assert ws.recv(PATIENCE) == str(remaining)
@@ -189,7 +189,7 @@ def test_a_websocket_that_another_dependency_has_accepted_is_closed() -> None:
     @app.websocket("/ws", dependencies=[Depends(RateLimit("blocked", key=Depends(read_token)))])
     async def talk(ws: WebSocket) -> None: ...
 
-    with serving(app) as server, connect(f"ws://{server}/ws", proxy=None, open_timeout=PATIENCE) as ws:
+    with app_server(app) as server, connect(f"ws://{server}/ws", proxy=None, open_timeout=PATIENCE) as ws:
         ws.send("token")
         with pytest.raises(ConnectionClosed) as closed:
             ws.recv(PATIENCE)
@@ -268,12 +268,12 @@ def test_a_request_stays_counted_unless_nothing_handles_its_error_and_crashes_ar
     def late(tasks: BackgroundTasks) -> None:
         tasks.add_task(lambda: None)
 
-    with served(app) as http:
+    with greeting_server(app) as http:
         assert http.get(path).status_code == status
     assert remaining(limiter) == (5 if crashed and refund_crashes else 4)
 
 
-async def converted() -> AsyncIterator[None]:
+async def conversion_error() -> AsyncIterator[None]:
     try:
         yield
     except Denied:
@@ -288,7 +288,7 @@ async def hidden() -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("refund_crashes", [False, True])
-@pytest.mark.parametrize("dependency", [converted, hidden])
+@pytest.mark.parametrize("dependency", [conversion_error, hidden])
 def test_a_denial_that_another_dependency_turns_into_an_error_of_its_own_is_refunded_once(
     limiter: Limiter, dependency: Any, refund_crashes: bool
 ) -> None:
@@ -299,8 +299,8 @@ def test_a_denial_that_another_dependency_turns_into_an_error_of_its_own_is_refu
     @app.get("/", dependencies=[passing, Depends(dependency), denying])
     def never() -> None: ...
 
-    with served(app) as http:
-        assert http.get("/").status_code == (400 if dependency is converted else 500)
+    with greeting_server(app) as http:
+        assert http.get("/").status_code == (400 if dependency is conversion_error else 500)
     assert remaining(limiter) == 3
 
 
@@ -312,7 +312,7 @@ def test_what_one_dependency_denies_is_refunded_by_all_before_it(options: Any) -
     @app.get("/", dependencies=[Depends(RateLimit(third))])
     def never() -> None: ...
 
-    with served(app) as http:
+    with greeting_server(app) as http:
         assert [http.get("/").status_code for _ in range(5)] == [200, 200, 429, 429, 429]
     assert [remaining(limiter) for limiter in limiters] == [7, 4, 0]
 
@@ -327,7 +327,7 @@ def test_an_error_that_a_disconnect_has_caused_is_not_refunded(limiter: Limiter)
         except ClientDisconnect as error:
             raise Sorry from error
 
-    with served(app) as http:
+    with greeting_server(app) as http:
         assert http.get("/").status_code == 500
     assert remaining(limiter) == 4
 
@@ -360,7 +360,7 @@ def test_a_client_that_left_during_its_upload_gets_nothing_back_whatever_error_t
             if scope["type"] == "http":
                 ended.set()
 
-    with serving(watched) as server:
+    with app_server(watched) as server:
         with socket.create_connection(("127.0.0.1", server.port)) as upload:
             upload.sendall(b"POST / HTTP/1.1\r\nHost: example.com\r\nContent-Length: 1000\r\n\r\nbegin")
             wait_for(lambda: remaining(limiter) == 4, "the request is counted")
@@ -372,12 +372,12 @@ def crash(*_: object) -> None:
     raise ValueError("crashed")
 
 
-def crashing_at_the_end() -> Iterator[None]:
+def crash_after_response() -> Iterator[None]:
     yield
     crash()
 
 
-async def crashing_stream() -> AsyncIterator[bytes]:
+async def crash_in_stream() -> AsyncIterator[bytes]:
     yield b"all"
     crash()
 
@@ -398,12 +398,12 @@ def test_nothing_is_given_back_once_the_response_has_begun(
 
     @app.get("/stream")
     def stream() -> Response:
-        return StreamingResponse(crashing_stream(), headers={"Content-Length": "3"})
+        return StreamingResponse(crash_in_stream(), headers={"Content-Length": "3"})
 
-    @app.get("/exit", dependencies=[Depends(crashing_at_the_end)])
+    @app.get("/exit", dependencies=[Depends(crash_after_response)])
     def leave() -> None: ...
 
-    with served(app) as http:
+    with greeting_server(app) as http:
         statuses = [http.get(path, headers={"Connection": "close"}).status_code for _ in range(30)]
     assert statuses == [200] * 5 + [429] * 25
 

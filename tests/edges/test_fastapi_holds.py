@@ -15,10 +15,10 @@ from websockets.exceptions import ConnectionClosed
 from headgate import Decision, Limiter, ManualClock, MemoryStore
 from headgate.edges.asgi import RateLimitMiddleware
 from headgate.edges.fastapi import RateLimit
-from tests.support.asgi_server import serving
-from tests.support.greeting_app import client_of
+from tests.support.asgi_server import app_server
+from tests.support.greeting_app import http_client
 from tests.support.valkey import PATIENCE, wait_for
-from tests.support.websocket_apps import connected
+from tests.support.websocket_apps import websocket_client
 from tests.support.wrapped_store import WrappedHoldStore
 
 pytestmark = pytest.mark.once
@@ -41,7 +41,7 @@ def open_holds(limiter: Limiter) -> int:
     return len([one for one in limiter.list_holds(KEY) if one.state == "open"])
 
 
-class Shop:
+class WaitingEndpoints:
     """An application whose endpoints wait for `go`; `finished` is set by background tasks."""
 
     def __init__(self, limiter: Any, **options: Any) -> None:
@@ -93,7 +93,7 @@ class Shop:
 
 
 @contextmanager
-def getting(client: httpx.Client, path: str) -> Iterator[list[httpx.Response]]:
+def background_get(client: httpx.Client, path: str) -> Iterator[list[httpx.Response]]:
     """Get something in a thread, until the end of the block."""
     responses: list[httpx.Response] = []
     thread = threading.Thread(target=lambda: responses.append(client.get(path)))
@@ -104,9 +104,9 @@ def getting(client: httpx.Client, path: str) -> Iterator[list[httpx.Response]]:
 
 @pytest.mark.parametrize("path", ["/wait", "/crash"])
 def test_a_request_has_its_slot_until_its_response_has_ended(slots: Limiter, path: str) -> None:
-    shop = Shop(slots)
-    with serving(shop.app) as server, client_of(server) as client, ExitStack() as stack:
-        responses = [stack.enter_context(getting(client, path)) for _ in range(SLOTS)]
+    shop = WaitingEndpoints(slots)
+    with app_server(shop.app) as server, http_client(server) as client, ExitStack() as stack:
+        responses = [stack.enter_context(background_get(client, path)) for _ in range(SLOTS)]
         try:
             wait_for(lambda: used(slots) == SLOTS, "the slots")
             denied = client.get(path)
@@ -120,8 +120,8 @@ def test_a_request_has_its_slot_until_its_response_has_ended(slots: Limiter, pat
 
 
 def test_a_stream_has_its_slot_until_the_client_leaves(slots: Limiter) -> None:
-    shop = Shop(slots)
-    with serving(shop.app) as server, client_of(server) as client:
+    shop = WaitingEndpoints(slots)
+    with app_server(shop.app) as server, http_client(server) as client:
         with client.stream("GET", "/stream") as response:
             parts = response.iter_raw()  # if that is collected, the client leaves
             assert next(parts) == b"first"
@@ -131,8 +131,8 @@ def test_a_stream_has_its_slot_until_the_client_leaves(slots: Limiter) -> None:
 
 
 def test_background_tasks_come_before_the_end_of_a_dependency(slots: Limiter) -> None:
-    shop = Shop(slots)
-    with serving(shop.app) as server, client_of(server) as client:
+    shop = WaitingEndpoints(slots)
+    with app_server(shop.app) as server, http_client(server) as client:
         assert client.get("/background").status_code == 200
         assert used(slots) == 1
         shop.finish.set()
@@ -142,12 +142,12 @@ def test_background_tasks_come_before_the_end_of_a_dependency(slots: Limiter) ->
 
 @pytest.mark.parametrize("last", ["goodbye", "crash"])
 def test_a_websocket_has_its_slot_until_its_end(slots: Limiter, last: str) -> None:
-    with serving(Shop(slots).app) as server:
+    with app_server(WaitingEndpoints(slots).app) as server:
         for _ in range(2):
-            with connected(server, path="/ws") as first, connected(server, path="/ws"):
+            with websocket_client(server, path="/ws") as first, websocket_client(server, path="/ws"):
                 first.send("hello")
                 assert (first.recv(PATIENCE), used(slots)) == ("hello", SLOTS)
-                with pytest.raises(Exception, match="429"), connected(server, path="/ws"):
+                with pytest.raises(Exception, match="429"), websocket_client(server, path="/ws"):
                     pass
                 first.send(last)
                 if last == "crash":
@@ -167,7 +167,7 @@ def test_dependencies_that_count_in_one_bucket_take_one_slot(slots: Limiter) -> 
         seen.append([one.cost for one in held if one.state == "open"])
         return bool(decision)
 
-    with serving(app) as server, client_of(server) as client:
+    with app_server(app) as server, http_client(server) as client:
         for _ in range(3):
             assert client.get("/").json() is True
         wait_for(lambda: not open_holds(limiter), "the settlements")
@@ -183,7 +183,7 @@ def test_a_denial_by_another_limit_gives_slots_and_costs_back(slots: Limiter) ->
     @app.get("/", dependencies=[Depends(RateLimit(limiter, cost=5)), Depends(RateLimit("1/minute"))])
     async def root() -> None: ...
 
-    with serving(app) as server, client_of(server) as client:
+    with app_server(app) as server, http_client(server) as client:
         assert [client.get("/").status_code for _ in range(3)] == [200, 429, 429]
         wait_for(lambda: not open_holds(limiter), "the settlements")
         assert limiter.peek(KEY).remaining == 55
@@ -192,11 +192,11 @@ def test_a_denial_by_another_limit_gives_slots_and_costs_back(slots: Limiter) ->
 @pytest.mark.parametrize("refund", [False, True])
 def test_a_crash_is_refunded_through_the_hold_if_it_is_to_be(slots: Limiter, refund: bool) -> None:
     limiter = Limiter("60/minute; 100 in flight", store=slots.store, name="both")
-    shop = Shop(limiter, cost=5, refund_crashes=refund)
+    shop = WaitingEndpoints(limiter, cost=5, refund_crashes=refund)
     shop.go.set()
-    with serving(shop.app) as server:
+    with app_server(shop.app) as server:
         for path, status in (("/crash", 500), ("/wait", 200)):
-            with client_of(server) as client:  # the server closes a connection after a crash
+            with http_client(server) as client:  # the server closes a connection after a crash
                 assert client.get(path).status_code == status
         wait_for(lambda: not open_holds(limiter), "the settlements")
         assert limiter.peek(KEY).remaining == (55 if refund else 50)
@@ -210,18 +210,18 @@ def test_a_handled_error_keeps_the_cost_and_frees_the_slot(slots: Limiter) -> No
     async def root() -> None:
         raise HTTPException(418)
 
-    with serving(app) as server, client_of(server) as client:
+    with app_server(app) as server, http_client(server) as client:
         assert client.get("/").status_code == 418
         wait_for(lambda: not open_holds(limiter), "the settlement")
         assert limiter.peek(KEY).remaining == 55
 
 
 def test_the_slots_of_dependencies_are_counted_in_the_middlewares_store(slots: Limiter) -> None:
-    shop = Shop("1 in flight", name="shared")
+    shop = WaitingEndpoints("1 in flight", name="shared")
     app = RateLimitMiddleware(shop.app, store=slots.store, name="shop")
     own = Limiter("1 in flight", store=slots.store, name="shop RateLimit shared")
-    with serving(app) as server, client_of(server) as client:
-        with getting(client, "/wait") as [*responses]:
+    with app_server(app) as server, http_client(server) as client:
+        with background_get(client, "/wait") as [*responses]:
             try:
                 assert shop.begun.wait(PATIENCE)
                 assert own.peek(KEY).remaining == 0

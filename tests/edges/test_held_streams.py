@@ -13,9 +13,9 @@ from flask import Flask, Response
 from headgate import Hold, Limiter, ManualClock, MemoryStore, RateLimited, RedisStore
 from headgate.edges.asgi import RateLimitMiddleware
 from headgate.edges.decorator import too_many_requests
-from tests.support.asgi_server import serving
-from tests.support.http_edges import client_at, serving_wsgi
-from tests.support.ports import nobody
+from tests.support.asgi_server import app_server
+from tests.support.http_edges import client_at, wsgi_server
+from tests.support.ports import unused_port
 from tests.support.valkey import wait_for
 
 pytestmark = pytest.mark.once
@@ -74,22 +74,22 @@ def in_flask(limiter: Limiter) -> Any:
 
 
 @contextmanager
-def served(make: Any, limiter: Limiter) -> Iterator[int]:
+def served_port(make: Any, limiter: Limiter) -> Iterator[int]:
     """The port on which an application is served."""
     if make is in_flask:
-        with serving_wsgi(make(limiter)) as port:
+        with wsgi_server(make(limiter)) as port:
             yield port
     else:
-        with serving(make(limiter)) as server:
+        with app_server(make(limiter)) as server:
             yield server.port
 
 
 @pytest.mark.parametrize("make", [in_fastapi, in_flask])
 def test_a_hold_that_is_denied_while_the_store_is_away_is_no_fault_of_the_caller(make: Any) -> None:
     with (
-        nobody() as away,
+        unused_port() as away,
         RedisStore(f"redis://127.0.0.1:{away}") as store,
-        served(make, Limiter("1 in flight", store=store)) as port,
+        served_port(make, Limiter("1 in flight", store=store)) as port,
         client_at(port) as client,
     ):
         answer = client.get("/short")
@@ -105,7 +105,7 @@ def test_a_stream_that_holds_is_settled_with_what_it_used_however_it_ends(make: 
     def free() -> bool:
         return bool(limiter.list_holds(KEY)) and all(one.state == "settled" for one in limiter.list_holds(KEY))
 
-    with served(make, limiter) as port, client_at(port) as client:
+    with served_port(make, limiter) as port, client_at(port) as client:
         assert client.get("/short").content == PART
         wait_for(free, "the end of the first hold")
         with client.stream("GET", "/endless") as response:

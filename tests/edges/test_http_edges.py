@@ -13,8 +13,8 @@ from headgate import Gate, Limiter, ManualClock, MemoryStore, Policy, RedisStore
 from headgate.edges.asgi import RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.wsgi import RateLimitMiddleware as WsgiMiddleware
 from headgate.http import ProblemDetails
-from tests.support.greeting_app import header, hello, maybe_async, memory_limiter, remaining, served
-from tests.support.http_callers import statuses
+from tests.support.greeting_app import greeting_app, greeting_server, header, maybe_async, memory_limiter, remaining
+from tests.support.http_callers import get_statuses
 from tests.support.http_edges import (
     AsgiEdge,
     Edge,
@@ -24,11 +24,11 @@ from tests.support.http_edges import (
     client_of,
     edges,
     every_edge,
-    serving_wsgi,
     sync_or_async,
+    wsgi_server,
 )
-from tests.support.ports import nobody
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.ports import unused_port
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -76,10 +76,10 @@ def test_a_handler_that_fails_in_an_outage_has_crashed() -> None:
     def wsgi_app(environ: Any, start_response: Any) -> list[bytes]:
         raise StoreAway("nobody there")
 
-    with served(RateLimitMiddleware(app, limiter, refund_crashes=True, key=lambda request: "a")) as client:
+    with greeting_server(RateLimitMiddleware(app, limiter, refund_crashes=True, key=lambda request: "a")) as client:
         assert client.get("/").status_code == 503
     crashing = WsgiMiddleware(wsgi_app, limiter, refund_crashes=True, key=lambda request: "b")
-    with serving_wsgi(crashing) as at, client_at(at) as client:
+    with wsgi_server(crashing) as at, client_at(at) as client:
         assert client.get("/").status_code == 503
     assert [limiter.peek(key).remaining for key in "ab"] == [5, 5]
 
@@ -87,7 +87,7 @@ def test_a_handler_that_fails_in_an_outage_has_crashed() -> None:
 @pytest.mark.parametrize("options", [{}, {"settle": lambda request, response: 2}])
 def test_f1_a_status_that_cant_be_read_in_an_outage_is_a_503(options: dict[str, Any]) -> None:
     policy = Policy(accounts={"default": {"agent": {"usd": "5/calendar day"}}})
-    with nobody() as port, Gate(policy, store=f"redis://127.0.0.1:{port}") as gate:
+    with unused_port() as port, Gate(policy, store=f"redis://127.0.0.1:{port}") as gate:
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await gate.aexplain("planner")
@@ -96,9 +96,9 @@ def test_f1_a_status_that_cant_be_read_in_an_outage_is_a_503(options: dict[str, 
             gate.explain("planner")
             return []
 
-        with served(RateLimitMiddleware(app, "100/minute", **options)) as client:
+        with greeting_server(RateLimitMiddleware(app, "100/minute", **options)) as client:
             answers = [client.get("/") for _ in range(2)]  # what is the same for all is known from the second on
-        with serving_wsgi(WsgiMiddleware(wsgi_app, "100/minute", **options)) as at, client_at(at) as client:
+        with wsgi_server(WsgiMiddleware(wsgi_app, "100/minute", **options)) as at, client_at(at) as client:
             answers.append(client.get("/"))
     for answer in answers:
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
@@ -206,7 +206,7 @@ def test_a_full_store_is_not_the_callers_fault(edge: type[Edge]) -> None:
 @every_edge
 def test_a_503_says_nothing_of_a_rate_that_nobody_has_counted(edge: type[Edge]) -> None:
     with (
-        nobody() as away,
+        unused_port() as away,
         RedisStore(f"redis://127.0.0.1:{away}") as store,
         client_of(edge(limiter=Limiter("60/minute; 2 in flight", store=store), headers="both")) as client,
     ):
@@ -378,8 +378,8 @@ def test_routes_of_a_gate_are_tiers(edge: type[Edge]) -> None:
 @pytest.mark.parametrize(("counts", "left"), [("all", 3), (lambda status: status != 429, 4)])
 def test_middlewares_with_keys_of_their_own_for_some_routes_can_be_combined(counts: Any, left: int) -> None:
     outer, inner = memory_limiter("5/minute"), memory_limiter("1/minute")
-    by_name = RateLimitMiddleware(hello, "unlimited", key=header("x-name"), routes={"/200": inner})
-    with served(RateLimitMiddleware(by_name, outer, counts=counts, skip=["/204"])) as client:
+    by_name = RateLimitMiddleware(greeting_app, "unlimited", key=header("x-name"), routes={"/200": inner})
+    with greeting_server(RateLimitMiddleware(by_name, outer, counts=counts, skip=["/204"])) as client:
         assert [client.get("/200", headers={"X-Name": "ann"}).status_code for _ in range(2)] == [200, 429]
         wait_for(lambda: remaining(outer) == left, "the remaining quota")
         assert client.get("/204", headers={"X-Name": "ann"}).status_code == 204
@@ -447,16 +447,18 @@ def test_denials_leave_a_connection_as_it_was(edge: type[Edge]) -> None:
 @edges(AsgiEdge, FastapiEdge)
 def test_200_clients_at_once_are_counted_exactly(edge: type[Edge]) -> None:
     with edge(limiter=memory_limiter("60/minute")).serve() as port:
-        assert statuses(200, port) == [200] * 60 + [429] * 140
+        assert get_statuses(200, port) == [200] * 60 + [429] * 140
 
 
 @pytest.mark.long
 @edges(AsgiEdge, FastapiEdge)
 @pytest.mark.parametrize("by", ["limiter", "gate"])
-def test_200_clients_of_two_nodes_at_once_are_counted_exactly(edge: type[Edge], by: str, redis_server: Server) -> None:
+def test_200_clients_of_two_nodes_at_once_are_counted_exactly(
+    edge: type[Edge], by: str, redis_server: ValkeyServer
+) -> None:
     with RedisStore(redis_server.url, prefix=f"{uuid4().hex}:", clock=ManualClock(), timeout=PATIENCE) as store:
         gate = Gate(Policy(addresses={"limit": "60/minute"}), store=store)
         app = edge(gate=gate) if by == "gate" else edge(limiter=Limiter("60/minute", store=store))
         with app.serve() as one, app.serve() as two:
-            assert statuses(100, one, two) == [200] * 60 + [429] * 140
+            assert get_statuses(100, one, two) == [200] * 60 + [429] * 140
         gate.close()

@@ -15,11 +15,11 @@ from headgate.edges.fastapi import RateLimit
 from headgate.edges.guard import Guard
 from headgate.edges.limit_function import LimitFunction
 from headgate.edges.websocket import WebSocketLimits
-from tests.support.asgi_server import serving
-from tests.support.greeting_app import header, hello, maybe_async, served
+from tests.support.asgi_server import app_server
+from tests.support.greeting_app import greeting_app, greeting_server, header, maybe_async
 from tests.support.http_edges import AsgiEdge, Edge, FastapiEdge, WsgiEdge, client_of, sync_or_async
-from tests.support.valkey import Server, wait_for
-from tests.support.websocket_apps import Echo, connected, denial_frame, exchange
+from tests.support.valkey import ValkeyServer, wait_for
+from tests.support.websocket_apps import Echo, denial_frame, exchange, websocket_client
 
 pytestmark = pytest.mark.once
 
@@ -65,7 +65,7 @@ def test_a_route_can_have_a_function_and_anonymous_callers_count_by_address(edge
         assert passed(client, "free", "a") == 8  # the default limit is another
 
 
-def test_several_processes_count_the_limits_of_a_function_in_one_store(redis_server: Server) -> None:
+def test_several_processes_count_the_limits_of_a_function_in_one_store(redis_server: ValkeyServer) -> None:
     name = uuid4().hex
     with RedisStore(redis_server.url) as one, RedisStore(redis_server.url) as two:
         apps = [AsgiEdge(limiter=limit_of_plan, store=store, name=name) for store in (one, two)]
@@ -82,7 +82,7 @@ def test_a_dependency_can_return_the_limit() -> None:
     @app.get("/", dependencies=[Depends(RateLimit(Depends(limit)))])
     def home() -> None: ...
 
-    with served(app) as client:
+    with greeting_server(app) as client:
         assert (passed(client, "free"), passed(client, "pro")) == (2, 5)
         assert client.get("/?limit=9/second", headers={"x-plan": "free"}).status_code == 429  # it is no parameter
 
@@ -116,8 +116,8 @@ def test_nonsense_is_a_clear_error_and_nothing_is_counted(
 
 def test_a_function_that_raises_fails_the_request_and_counts_nothing() -> None:
     store = MemoryStore(clock=ManualClock())
-    app = RateLimitMiddleware(hello, limiter=limit_of_plan, store=store)
-    with served(app) as client:
+    app = RateLimitMiddleware(greeting_app, limiter=limit_of_plan, store=store)
+    with greeting_server(app) as client:
         assert client.get("/").status_code == 500  # KeyError: 'x-plan'
         assert len(store) == 0
 
@@ -132,7 +132,7 @@ def test_a_function_that_never_returns_is_given_up(
         await asyncio.Event().wait()
         return "1/minute"
 
-    with served(RateLimitMiddleware(hello, limiter=hang, store=store)) as client:
+    with greeting_server(RateLimitMiddleware(greeting_app, limiter=hang, store=store)) as client:
         assert client.get("/").status_code == 500
         wait_for(lambda: "limiter: expected a function that returns within 0.05 s" in caplog.text, "the server's log")
     assert len(store) == 0
@@ -147,14 +147,16 @@ def test_the_body_of_a_denial_that_never_comes_is_given_up(
         await asyncio.Event().wait()
         return "", "text/plain"
 
-    with served(RateLimitMiddleware(hello, limiter="blocked", body=hang)) as client:
+    with greeting_server(RateLimitMiddleware(greeting_app, limiter="blocked", body=hang)) as client:
         assert client.get("/", timeout=5).status_code == 500
         wait_for(lambda: "body: expected a function that returns within 0.05 s" in caplog.text, "the server's log")
 
 
 @pytest.mark.parametrize("returned", [None, "no", (b"no", "text/plain"), ("a", "b", "c")])
 def test_the_body_of_a_denial_must_be_two_strings(returned: Any, caplog: pytest.LogCaptureFixture) -> None:
-    with served(RateLimitMiddleware(hello, limiter="blocked", body=lambda request, problem: returned)) as client:
+    with greeting_server(
+        RateLimitMiddleware(greeting_app, limiter="blocked", body=lambda request, problem: returned)
+    ) as client:
         assert client.get("/").status_code == 500
         text = (
             "RateLimitMiddleware body: expected a function that returns two strings, a body and its content type, got"
@@ -213,7 +215,7 @@ def test_a_function_is_asked_once_for_each_request() -> None:
         asked.append(request)
         return "2/minute"
 
-    with served(RateLimitMiddleware(hello, limiter=limit)) as client:
+    with greeting_server(RateLimitMiddleware(greeting_app, limiter=limit)) as client:
         assert [client.get("/").status_code for _ in range(4)] == [200, 200, 429, 429]
     assert len(asked) == 4
 
@@ -249,11 +251,11 @@ def test_the_messages_of_each_connection_have_the_limit_that_the_function_return
 ) -> None:
     limits = WebSocketLimits(received=maybe_async(asynchronous, limit_of_plan), warn=False)
     app = RateLimitMiddleware(Echo(), free, websocket=limits)
-    with serving(app) as server:
-        with connected(server, plan="free") as client:
+    with app_server(app) as server:
+        with websocket_client(server, plan="free") as client:
             assert [exchange(client, text) for text in "ab"] == ["a", "b"]
             assert exchange(client, "c") == denial_frame("received", 30_000)
-        with connected(server, plan="pro") as client:
+        with websocket_client(server, plan="pro") as client:
             assert [exchange(client, text) for text in "abcde"] == list("abcde")
             assert exchange(client, "f") == denial_frame("received", 12_000)
 
@@ -262,8 +264,8 @@ def test_a_connect_whose_function_raises_is_not_counted() -> None:
     limiter = Limiter("5/minute", store=MemoryStore(clock=ManualClock()))
     echo = Echo()
     app = RateLimitMiddleware(echo, limiter, websocket=WebSocketLimits(received=limit_of_plan))
-    with serving(app) as server:
-        with pytest.raises(Exception, match="500"), connected(server):
+    with app_server(app) as server:
+        with pytest.raises(Exception, match="500"), websocket_client(server):
             pass
         wait_for(lambda: limiter.peek("127.0.0.1").remaining == 5, "the refund")
     assert echo.began == 0

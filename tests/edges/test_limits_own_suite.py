@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.support.valkey import Server
+from tests.support.valkey import ValkeyServer
 
 ROOT = Path(__file__).parents[2]
 SUITE = Path(__file__).parent / "limits_suite"
@@ -60,7 +60,7 @@ def test_its_own_suite(tmp_path: Path) -> None:
         package.extractall(tmp_path, filter="data")
     packages = tmp_path / "packages"
     pip("install", "--target", str(packages), *NEEDED)
-    with Server() as server:
+    with ValkeyServer() as server:
         suite = tmp_path / f"limits-{TABLE['version']}"
         passed = run(suite, packages, server.url)
         for _ in range(CHANCES):

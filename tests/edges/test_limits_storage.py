@@ -28,7 +28,7 @@ from slowapi.util import get_remote_address
 
 from headgate import HeadgateError, InvalidInput, ManualClock, MemoryStore, StoreAway
 from headgate.edges.limits_storage import AsyncHeadgateStorage, HeadgateStorage
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 pytestmark = pytest.mark.once
 
@@ -38,7 +38,7 @@ TINY = 0.00001
 FIXED, MOVING, SLIDING = "fixed-window", "moving-window", "sliding-window-counter"
 
 
-class Both:
+class SyncOrAsyncStrategy:
     """A strategy on a storage: of `limits`, or of `limits.aio` in a loop of its own."""
 
     def __init__(self, runner: asyncio.Runner | None, strategy: Any) -> None:
@@ -60,7 +60,7 @@ class Both:
 
     def resets_in(self, seconds: float, item: RateLimitItem, *key: str) -> None:
         """It says that it resets so long after the moment at which it was asked."""
-        with tells(seconds) as told:
+        with within_of(seconds) as told:
             told.append(self._run(self._strategy.get_window_stats(item, *key)).reset_time)
 
     def clear(self, item: RateLimitItem, *key: str) -> None:
@@ -75,7 +75,7 @@ async def _awaited(result: Any) -> Any:
 
 
 @contextmanager
-def tells(seconds: float) -> Iterator[list[float]]:
+def within_of(seconds: float) -> Iterator[list[float]]:
     """What is told in the block is so long after a moment of it, however long that takes."""
     told: list[float] = []
     begin = time.time()
@@ -83,18 +83,18 @@ def tells(seconds: float) -> Iterator[list[float]]:
     assert begin + seconds - TINY <= told[0] <= time.time() + seconds + TINY
 
 
-Make = Callable[[str], Both]
+Make = Callable[[str], SyncOrAsyncStrategy]
 
 
 @pytest.fixture(params=["memory", "redis"])
 def url(request: pytest.FixtureRequest) -> str:
     if request.param == "memory":
         return "headgate+memory://"
-    server: Server = request.getfixturevalue("redis_server")
+    server: ValkeyServer = request.getfixturevalue("redis_server")
     return f"headgate+{server.url}"
 
 
-def apart(url: str) -> dict[str, Any]:
+def isolated_options(url: str) -> dict[str, Any]:
     """Options of a storage that shares nothing with those of other tests."""
     return {} if "memory" in url else {"key_prefix": uuid4().hex, "timeout": PATIENCE}
 
@@ -102,14 +102,14 @@ def apart(url: str) -> dict[str, Any]:
 @pytest.fixture(params=["sync", "async"])
 def make(request: pytest.FixtureRequest, url: str, clock: ManualClock) -> Iterator[Make]:
     """Makes a strategy on one storage, whose clock stands still."""
-    options = {"clock": clock, **apart(url)}
+    options = {"clock": clock, **isolated_options(url)}
     if request.param == "sync":
         with closing(storage_from_string(url, **options)) as storage:  # type: ignore[type-var]
-            yield lambda name: Both(None, STRATEGIES[name](storage))
+            yield lambda name: SyncOrAsyncStrategy(None, STRATEGIES[name](storage))
         return
     with asyncio.Runner() as runner:
         storage = storage_from_string(f"async+{url}", **options)
-        yield lambda name: Both(runner, limits.aio.strategies.STRATEGIES[name](storage))  # type: ignore[abstract]
+        yield lambda name: SyncOrAsyncStrategy(runner, limits.aio.strategies.STRATEGIES[name](storage))  # type: ignore[abstract]
         assert isinstance(storage, AsyncHeadgateStorage)
         runner.run(storage.aclose())
 
@@ -249,7 +249,7 @@ def test_moving_windows_match_a_plain_list(steps: list[tuple[int, int]]) -> None
     for pause, cost in steps:
         clock.advance(pause / 1_000_000)
         hits = [hit for hit in hits if hit > clock.now() - 1_000_000]
-        with tells((hits[0] - clock.now()) / 1_000_000 if hits else 0) as told:
+        with within_of((hits[0] - clock.now()) / 1_000_000 if hits else 0) as told:
             begin, count = storage.get_moving_window("/5/1/second", 5, 1)
             told.append(begin)
         assert count == len(hits)
@@ -279,11 +279,11 @@ def in_threads(count: int, work: Callable[[], None]) -> None:
         worker.join()
 
 
-@pytest.mark.usefixtures("_switching")
+@pytest.mark.usefixtures("_frequent_switches")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_defect_5_exactly_the_limit_passes_from_many_threads(url: str, name: str, clock: ManualClock) -> None:
     most, threads, hits = (200, 8, 50) if "memory" in url else (30, 8, 8)
-    options = {"clock": clock, **apart(url)}
+    options = {"clock": clock, **isolated_options(url)}
     with closing(HeadgateStorage(url, **options)) as storage:
         limiter, limit = STRATEGIES[name](storage), RateLimitItemPerMinute(most)
         passed: list[bool] = []
@@ -297,7 +297,7 @@ def test_defect_5_exactly_the_limit_passes_from_many_threads(url: str, name: str
 
 
 def test_a_window_opened_by_many_threads_is_counted_exactly(url: str, clock: ManualClock) -> None:
-    options = {"clock": clock, **apart(url)}
+    options = {"clock": clock, **isolated_options(url)}
     item, passed = RateLimitItemPerSecond(3), []
     barrier = threading.Barrier(4)
     with closing(HeadgateStorage(url, **options)) as storage:
@@ -338,7 +338,7 @@ def test_defect_7_nothing_is_left_of_keys_that_expired(clock: ManualClock) -> No
     assert len(store) < 10
 
 
-def test_defect_7_every_key_in_a_server_expires(redis_server: Server) -> None:
+def test_defect_7_every_key_in_a_server_expires(redis_server: ValkeyServer) -> None:
     prefix, item = uuid4().hex, RateLimitItemPerHour(10)  # none of which expires before it is looked for
     with closing(HeadgateStorage(f"headgate+{redis_server.url}", key_prefix=prefix, timeout=PATIENCE)) as storage:
         for strategy in STRATEGIES.values():
@@ -416,7 +416,7 @@ def test_without_limits_it_says_what_to_install() -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_slowapi(url: str, strategy: str, clock: ManualClock) -> None:
-    options: Any = {"clock": clock, **apart(url)}
+    options: Any = {"clock": clock, **isolated_options(url)}
     limiter = Limiter(
         key_func=get_remote_address,
         storage_uri=url,

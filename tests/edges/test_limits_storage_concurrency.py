@@ -15,7 +15,7 @@ pytestmark = pytest.mark.once
 TEN = RateLimitItemPerSecond(10, 2)
 
 
-class Held:
+class InterposedStore:
     """A store where something happens between what is read of a fixed window and what is counted in it."""
 
     def __init__(self, clock: ManualClock) -> None:
@@ -35,14 +35,14 @@ class Held:
         return getattr(self._store, name)
 
 
-def held(clock: ManualClock) -> tuple[HeadgateStorage, Held]:
-    storage, store = HeadgateStorage("headgate+memory://", clock=clock), Held(clock)
+def storage_on_interposed_store(clock: ManualClock) -> tuple[HeadgateStorage, InterposedStore]:
+    storage, store = HeadgateStorage("headgate+memory://", clock=clock), InterposedStore(clock)
     storage._store = store  # type: ignore[assignment]
     return storage, store
 
 
 def test_a_hit_delayed_past_its_full_window_is_still_denied(clock: ManualClock) -> None:
-    storage, store = held(clock)
+    storage, store = storage_on_interposed_store(clock)
     key = TEN.key_for()
     assert storage.incr(key, 2, 10) == 10
     clock.advance(1.9)
@@ -52,7 +52,7 @@ def test_a_hit_delayed_past_its_full_window_is_still_denied(clock: ManualClock) 
 
 
 def test_a_hit_delayed_past_its_window_takes_nothing_from_the_next(clock: ManualClock) -> None:
-    storage, store = held(clock)
+    storage, store = storage_on_interposed_store(clock)
     key = TEN.key_for()
     assert storage.incr(key, 2, 4) == 4
     clock.advance(1.9)
@@ -64,7 +64,7 @@ def test_a_hit_delayed_past_its_window_takes_nothing_from_the_next(clock: Manual
 
 
 def test_a_hit_delayed_by_a_whole_window_counts_in_the_open_one(clock: ManualClock) -> None:
-    storage, store = held(clock)
+    storage, store = storage_on_interposed_store(clock)
     key = TEN.key_for()
     assert storage.incr(key, 2, 10) == 10
     store.meanwhile = lambda: clock.advance(4)
@@ -74,7 +74,7 @@ def test_a_hit_delayed_by_a_whole_window_counts_in_the_open_one(clock: ManualClo
 
 
 def test_a_hit_delayed_until_its_counter_is_reused_counts_once(clock: ManualClock) -> None:
-    storage, store = held(clock)
+    storage, store = storage_on_interposed_store(clock)
     key = TEN.key_for()
     assert storage.incr(key, 2, 7) == 7
 

@@ -12,9 +12,9 @@ import httpx
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from tests.support.ports import nobody
-from tests.support.server_process import listening
-from tests.support.valkey import PATIENCE, Server
+from tests.support.ports import unused_port
+from tests.support.server_process import listening_process
+from tests.support.valkey import PATIENCE, ValkeyServer
 from tools.migration_diff import AFTER, APPS, BEFORE, GUIDE, diff, shown
 
 pytestmark = pytest.mark.once
@@ -73,12 +73,12 @@ class Run(NamedTuple):
 
 
 @contextmanager
-def served(name: str, store: str, log: Path, folder: Path = APPS) -> Iterator[str]:
+def served_app(name: str, store: str, log: Path, folder: Path = APPS) -> Iterator[str]:
     """An application on uvicorn; its host and port."""
-    with nobody() as port, log.open("wb") as errors:
+    with unused_port() as port, log.open("wb") as errors:
         app = [f"--app-dir={folder}", f"{name.removesuffix('.py')}:app", f"--port={port}", "--log-level=warning"]
         command = [sys.executable, "-m", "uvicorn", *app]
-        with listening(port, command, env={**os.environ, "STORE_URL": store}, stderr=errors):
+        with listening_process(port, command, env={**os.environ, "STORE_URL": store}, stderr=errors):
             yield f"127.0.0.1:{port}"
 
 
@@ -108,8 +108,8 @@ def statuses(where: str, http: httpx.Client) -> Iterator[Status]:
 def run(name: str, log: Path) -> Run:
     """The script, on an application with a server that has counted nothing yet."""
     with (
-        Server() as server,
-        served(name, server.url, log) as where,
+        ValkeyServer() as server,
+        served_app(name, server.url, log) as where,
         httpx.Client(base_url=f"http://{where}", trust_env=False, timeout=PATIENCE) as http,
     ):
         found = Run(list(statuses(where, http)), ask(http, "DELETE /orders/9", "bob"), ask(http, "POST /orders", "ann"))
@@ -144,7 +144,7 @@ def test_one_more_option_limits_the_messages_of_the_websocket(tmp_path: Path) ->
         assert source.count(before) == 1
         source = source.replace(before, after)
     (tmp_path / AFTER).write_text(source, encoding="utf-8")
-    with served(AFTER, "memory://", tmp_path / "log", tmp_path) as where:
+    with served_app(AFTER, "memory://", tmp_path / "log", tmp_path) as where:
         for caller, limit in (("ann", 6), ("bob", 3), ("a stranger", 3)):
             with chat(where, caller) as socket:
                 for number in range(limit + 1):

@@ -103,7 +103,7 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"hello"})
 
 
-def passing(app: RateLimitMiddleware, *clients: str | None, forwarded: str = "") -> list[bool]:
+def which_pass(app: RateLimitMiddleware, *clients: str | None, forwarded: str = "") -> list[bool]:
     """Whether requests from some addresses pass, one after the other."""
 
     async def main() -> list[bool]:
@@ -140,26 +140,28 @@ def by_gate(**options: Any) -> RateLimitMiddleware:
 @pytest.mark.parametrize("make", [by_limiter, by_named_limiter, by_gate])
 def test_b3_each_ipv4_address_and_each_ipv6_64_is_counted(make: Any) -> None:
     app = make()
-    assert passing(app, *["192.0.2.1"] * 3, "192.0.2.2") == [True, True, False, True]
-    assert passing(app, "2001:db8::1", "2001:db8::ffff:1", "2001:db8::2") == [True, True, False]
-    assert passing(app, "2001:db8:0:1::1", "2001:db8:1::1") == [True, True]
-    assert passing(app, "::ffff:192.0.2.1", "::ffff:192.0.2.2", "::ffff:192.0.2.3") == [False, True, True]
-    assert passing(app, None, "", None) == [True, True, False]
+    assert which_pass(app, *["192.0.2.1"] * 3, "192.0.2.2") == [True, True, False, True]
+    assert which_pass(app, "2001:db8::1", "2001:db8::ffff:1", "2001:db8::2") == [True, True, False]
+    assert which_pass(app, "2001:db8:0:1::1", "2001:db8:1::1") == [True, True]
+    assert which_pass(app, "::ffff:192.0.2.1", "::ffff:192.0.2.2", "::ffff:192.0.2.3") == [False, True, True]
+    assert which_pass(app, None, "", None) == [True, True, False]
 
 
 @pytest.mark.parametrize(("make", "passes"), [(by_limiter, True), (by_named_limiter, True), (by_gate, False)])
 def test_a_non_address_is_a_name_to_a_limiter_and_unknown_to_a_gate(make: Any, passes: bool) -> None:
     app = make()
-    assert passing(app, "there", "there", "there") == [True, True, False]
-    assert passing(app, "elsewhere") == [passes]
+    assert which_pass(app, "there", "there", "there") == [True, True, False]
+    assert which_pass(app, "elsewhere") == [passes]
 
 
 def test_b3_an_exempt_ipv6_address_does_not_exempt_its_neighbours() -> None:
-    assert passing(by_gate(), *["2001:db8:7::9"] * 5, *["2001:db8:7::8"] * 3) == [True] * 7 + [False]
+    assert which_pass(by_gate(), *["2001:db8:7::9"] * 5, *["2001:db8:7::8"] * 3) == [True] * 7 + [False]
 
 
 @pytest.mark.parametrize("make", [by_limiter, by_gate])
 def test_a_proxy_at_a_unix_socket_speaks_for_its_clients(make: Any) -> None:
-    assert passing(make(proxies=["unix"]), None, None, None, forwarded="192.0.2.1") == [True, True, False]
+    assert which_pass(make(proxies=["unix"]), None, None, None, forwarded="192.0.2.1") == [True, True, False]
     app = make(proxies=["unix"])
-    assert passing(app, None, None, forwarded="192.0.2.1") + passing(app, None, forwarded="192.0.2.2") == [True] * 3
+    assert (
+        which_pass(app, None, None, forwarded="192.0.2.1") + which_pass(app, None, forwarded="192.0.2.2") == [True] * 3
+    )

@@ -23,8 +23,8 @@ from headgate.edges import asgi, wsgi
 from headgate.edges.fastapi import RateLimit
 from headgate.edges.requests import HttpRequest
 from tests.support import routed_apps as apps
-from tests.support.greeting_app import header, hello
-from tests.support.routed_apps import Handler, Served
+from tests.support.greeting_app import greeting_app, header
+from tests.support.routed_apps import RoutedApp, RouteHandler
 from tests.support.wrapped_store import WrappedStore
 
 pytestmark = pytest.mark.once
@@ -56,7 +56,7 @@ REQUESTS = [
 ]
 
 
-FRAMEWORKS: list[tuple[Callable[[Handler], Served], set[str]]] = [
+FRAMEWORKS: list[tuple[Callable[[RouteHandler], RoutedApp], set[str]]] = [
     (apps.raw_asgi, {"/login", "/lo%67in", "/login?x=/y"}),
     (apps.raw_wsgi, {"/login", "/lo%67in", "/login?x=/y"}),
     (apps.starlette_app, {"/login", "/lo%67in", "/login%0A", "%2Flogin"}),
@@ -99,9 +99,9 @@ def _configured() -> Iterator[None]:
 
 @pytest.mark.parametrize(("framework", "known"), FRAMEWORKS, ids=[one.__name__ for one, _ in FRAMEWORKS])
 def test_every_variant_of_a_route_that_reaches_its_handler_is_counted(
-    framework: Callable[[Handler], Served], known: set[str]
+    framework: Callable[[RouteHandler], RoutedApp], known: set[str]
 ) -> None:
-    handler = Handler()
+    handler = RouteHandler()
     served = framework(handler)
     reached, missed = set(), []
     for method, target, headers in REQUESTS:
@@ -144,9 +144,9 @@ TREES = [
     ],
 )
 def test_every_path_that_a_route_with_parameters_takes_is_counted(
-    framework: Callable[[Handler, str, str], Served], route: str, pattern: str
+    framework: Callable[[RouteHandler, str, str], RoutedApp], route: str, pattern: str
 ) -> None:
-    handler = Handler()
+    handler = RouteHandler()
     served = framework(handler, route, pattern)
     missed = []
     for start in ("/items", "//items", "/Items"):
@@ -171,12 +171,12 @@ STRAY = [
 ]  # fmt: skip
 
 
-def starlette_pages(handler: Handler) -> Any:
+def starlette_pages(handler: RouteHandler) -> Any:
     routes = [Route("/ping", PlainTextResponse("pong")), Route("/{path:path}", handler.starlette)]
     return asgi.RateLimitMiddleware(Starlette(routes=routes), limiter=handler.limiter, routes=LAX)
 
 
-def litestar_pages(handler: Handler) -> Any:
+def litestar_pages(handler: RouteHandler) -> Any:
     @litestar.get("/ping", sync_to_thread=False)
     def ping() -> None: ...
 
@@ -188,7 +188,7 @@ def litestar_pages(handler: Handler) -> Any:
     return asgi.RateLimitMiddleware(app, limiter=handler.limiter, routes=LAX)
 
 
-def flask_pages(handler: Handler) -> Any:
+def flask_pages(handler: RouteHandler) -> Any:
     app = flask.Flask(__name__)
     app.add_url_rule("/ping", "ping", lambda: "pong")
 
@@ -203,13 +203,13 @@ def flask_pages(handler: Handler) -> Any:
 @pytest.mark.parametrize("pages", [starlette_pages, litestar_pages, flask_pages])
 @pytest.mark.parametrize("prefix", ["", "/api"])
 def test_a_path_that_is_only_like_a_route_keeps_the_limit_of_its_own(
-    pages: Callable[[Handler], Any], prefix: str
+    pages: Callable[[RouteHandler], Any], prefix: str
 ) -> None:
     """The caller chooses the path. If it reaches the handler of all other pages, the default limit must count it."""
-    handler = Handler()
+    handler = RouteHandler()
     app = pages(handler)
     script_name = prefix if pages is flask_pages else None
-    served = Served(app, root_path=prefix, prefixed=False, script_name=script_name)
+    served = RoutedApp(app, root_path=prefix, prefixed=False, script_name=script_name)
     missed = []
     cut = [] if script_name is not None or not prefix else ["/assets/api/x"]  # to Litestar it is "/x"
     for target in [*STRAY, *cut]:
@@ -229,14 +229,14 @@ def test_a_path_that_is_only_like_a_route_keeps_the_limit_of_its_own(
 def test_parameters_of_a_host_or_a_route_leave_patterns_with_the_prefix_alone(
     wrap: Callable[[Starlette], Mount],
 ) -> None:
-    handler = Handler()
+    handler = RouteHandler()
     limited = [Middleware(asgi.RateLimitMiddleware, "unlimited", routes={"/api/login/{name}": handler.limiter})]
     inner = Starlette(routes=[Route("/login/{name}", handler.starlette, middleware=limited)])
     for app in (
         Starlette(routes=[wrap(inner)]),
         Starlette(routes=[Host("{tenant}.com", app=Starlette(routes=[wrap(inner)]))]),
     ):
-        Served(app).send("GET", "/api/login/bob")
+        RoutedApp(app).send("GET", "/api/login/bob")
     assert (handler.reached, handler.counted) == (2, 2)
 
 
@@ -280,22 +280,22 @@ def test_a_request_that_counts_for_several_limits_is_counted_by_all_or_by_none(s
 
 
 def test_the_actual_cost_counts_for_all_limits_of_a_request() -> None:
-    handler, actual = Handler(), iter([7, 0])
+    handler, actual = RouteHandler(), iter([7, 0])
     login = Limiter("100/day", store=WrappedStore(clock=ManualClock()))
     app = asgi.RateLimitMiddleware(
         handler.asgi, limiter=handler.limiter, routes={"/login": login}, cost=3, settle=lambda *_: next(actual)
     )
     for _ in range(2):
-        Served(app).send("POST", "/login/")
+        RoutedApp(app).send("POST", "/login/")
         assert (handler.counted, login.peek("10.0.0.1").remaining) == (7, 93)
 
 
 @pytest.mark.parametrize(("agent", "name"), [("", "routed by address"), ("10.0.0.1", "routed")])
 def test_a_request_counts_once_for_a_limiter_that_several_patterns_have(agent: str, name: str) -> None:
-    handler = Handler()
+    handler = RouteHandler()
     routes = {"/login": handler.limiter, "/api/login": handler.limiter}
     app = asgi.RateLimitMiddleware(handler.asgi, limiter="unlimited", routes=routes, key=lambda _: agent)
-    Served(app, root_path="/api").send("POST", "/login")
+    RoutedApp(app, root_path="/api").send("POST", "/login")
     counter = Limiter(handler.limiter.limit, store=handler.limiter.store, name=name)
     assert counter.peek("10.0.0.1").remaining == 999_999
 
@@ -303,10 +303,10 @@ def test_a_request_counts_once_for_a_limiter_that_several_patterns_have(agent: s
 def test_a_gate_counts_a_doubtful_path_in_each_tier_once() -> None:
     policy = Policy(limits={"normal": "5/day", "heavy": "2/day"}, addresses={"limit": "9/day"})
     gate = Gate(policy, store=MemoryStore(clock=ManualClock()))
-    app = asgi.RateLimitMiddleware(hello, gate=gate, key=header("x-agent"), routes={"/reports/*": "heavy"})
-    Served(app).send("GET", "//reports/a", [(b"x-agent", b"bob")])
+    app = asgi.RateLimitMiddleware(greeting_app, gate=gate, key=header("x-agent"), routes={"/reports/*": "heavy"})
+    RoutedApp(app).send("GET", "//reports/a", [(b"x-agent", b"bob")])
     assert [gate.peek("bob", "http", tier).remaining for tier in ("normal", "heavy")] == [4, 1]
-    Served(app).send("GET", "//reports/a")
+    RoutedApp(app).send("GET", "//reports/a")
     assert gate.check_address("10.0.0.1").remaining == 7
 
 
@@ -314,8 +314,8 @@ def test_a_gate_counts_a_doubtful_path_in_each_tier_once() -> None:
 
 
 @pytest.mark.parametrize("framework", [apps.starlette_get, apps.flask_get, apps.django_get])
-def test_head_counts_where_get_does(framework: Callable[[Handler], Served]) -> None:
-    handler = Handler()
+def test_head_counts_where_get_does(framework: Callable[[RouteHandler], RoutedApp]) -> None:
+    handler = RouteHandler()
     served = framework(handler)
     for method in ("GET", "HEAD", "get", "head", "Head", "OPTIONS", "POST"):
         before = handler.reached, handler.counted
@@ -326,11 +326,11 @@ def test_head_counts_where_get_does(framework: Callable[[Handler], Served]) -> N
 
 def test_a_request_with_a_method_of_that_name_is_no_websocket() -> None:
     """A connect has no method, and is called WEBSOCKET in patterns. A request may call itself so, too."""
-    handler = Handler()
+    handler = RouteHandler()
     app = Starlette(routes=[Mount("/", app=PlainTextResponse("hello"))])
     app.add_middleware(asgi.RateLimitMiddleware, limiter=handler.limiter, skip=["WEBSOCKET *"])
     for method in ("WEBSOCKET", "websocket", "WebSocket"):
-        Served(app).send(method, "/login")
+        RoutedApp(app).send(method, "/login")
     assert handler.counted == 3
 
 
@@ -338,16 +338,16 @@ def test_a_request_with_a_method_of_that_name_is_no_websocket() -> None:
 def test_a_method_that_is_none_counts_where_a_pattern_is_for_all_and_nowhere_else(method: str) -> None:
     """HTTP/2 servers accept any method, and Django calls views for any."""
     for routes in ({"/login": None, **LAX}, {**LAX, "/login": None}, {**LAX, "*": None}, {**LAX}):
-        handler = Handler()
+        handler = RouteHandler()
         django_view = apps.django_asgi(handler).app._app
         given = {pattern: limit or handler.limiter for pattern, limit in routes.items()}
         default = "unlimited" if None in routes.values() else handler.limiter
-        Served(asgi.RateLimitMiddleware(django_view, limiter=default, routes=given)).send(method, "/login")
+        RoutedApp(asgi.RateLimitMiddleware(django_view, limiter=default, routes=given)).send(method, "/login")
         assert (handler.reached, handler.counted) == (1, 1)
 
 
 def test_functions_get_the_method_in_upper_case_whatever_the_server_does() -> None:
-    handler = Handler()
+    handler = RouteHandler()
     seen = []
 
     def cost(request: HttpRequest) -> int:
@@ -355,8 +355,8 @@ def test_functions_get_the_method_in_upper_case_whatever_the_server_does() -> No
         return 1
 
     for served in (
-        Served(asgi.RateLimitMiddleware(handler.asgi, limiter="unlimited", cost=cost)),
-        Served(wsgi.RateLimitMiddleware(handler.wsgi, limiter="unlimited", cost=cost), script_name=""),
+        RoutedApp(asgi.RateLimitMiddleware(handler.asgi, limiter="unlimited", cost=cost)),
+        RoutedApp(wsgi.RateLimitMiddleware(handler.wsgi, limiter="unlimited", cost=cost), script_name=""),
     ):
         served.send("post", "/")
     assert seen == ["POST", "POST"]
@@ -401,16 +401,16 @@ def test_a_file_has_the_limit_of_its_folder_by_whatever_path_it_is_found(
 # Skipped requests ----------------------------------------------------------------------------------------------------
 
 
-def skipping(handler: Handler) -> dict[str, Any]:
+def apps_that_skip(handler: RouteHandler) -> dict[str, Any]:
     return {"limiter": handler.limiter, "skip": ["/static/*", "/health"]}
 
 
 def test_nothing_but_the_skipped_paths_is_skipped() -> None:
     """Litestar normalises paths, and cuts them after the first occurrence of the root path."""
-    handler = Handler()
-    app = asgi.RateLimitMiddleware(apps.litestar_app(handler), **skipping(handler))
+    handler = RouteHandler()
+    app = asgi.RateLimitMiddleware(apps.litestar_app(handler), **apps_that_skip(handler))
     for root_path in ("", "/api"):
-        served = Served(app, root_path=root_path, prefixed=False)
+        served = RoutedApp(app, root_path=root_path, prefixed=False)
         for target in [*VARIANTS, "/static/api/login", "/static/../login", "/health/api/login", "/static/..%2Flogin"]:
             before = handler.reached, handler.counted
             served.send("POST", target)
@@ -424,23 +424,23 @@ def test_nothing_but_the_skipped_paths_is_skipped() -> None:
 
 @pytest.mark.parametrize("target", ["/api/health", "/api/static/site.css"])
 def test_an_application_skips_paths_of_its_own_wherever_it_is_mounted(target: str) -> None:
-    handler = Handler()
-    inner = Starlette(middleware=[Middleware(asgi.RateLimitMiddleware, **skipping(handler))])
-    Served(Starlette(routes=[Mount("/api", app=inner)])).send("GET", target)
-    Served(inner, root_path="/api").send("GET", target.removeprefix("/api"))
-    wrapped = wsgi.RateLimitMiddleware(handler.wsgi, **skipping(handler))
-    Served(DispatcherMiddleware(flask.Flask("outer"), {"/api": wrapped}), script_name="").send("GET", target)
+    handler = RouteHandler()
+    inner = Starlette(middleware=[Middleware(asgi.RateLimitMiddleware, **apps_that_skip(handler))])
+    RoutedApp(Starlette(routes=[Mount("/api", app=inner)])).send("GET", target)
+    RoutedApp(inner, root_path="/api").send("GET", target.removeprefix("/api"))
+    wrapped = wsgi.RateLimitMiddleware(handler.wsgi, **apps_that_skip(handler))
+    RoutedApp(DispatcherMiddleware(flask.Flask("outer"), {"/api": wrapped}), script_name="").send("GET", target)
     assert handler.counted == 0
 
 
 @pytest.mark.parametrize("options", [{"skip": ["/static/*"]}, {"routes": {"/static/*": "unlimited", "/auth/*": None}}])
 def test_a_prefix_that_the_caller_chooses_matches_no_pattern(options: dict[str, Any]) -> None:
     """A tenant may be called like a path of the application."""
-    handler = Handler()
+    handler = RouteHandler()
     routes = {path: limit or handler.limiter for path, limit in options.get("routes", {}).items()}
     limited = Middleware(asgi.RateLimitMiddleware, handler.limiter, **{**options, "routes": routes})
     inner = Starlette(routes=[Route("/auth/login", handler.starlette)], middleware=[limited])
-    served = Served(Starlette(routes=[Mount("/{tenant}", app=inner)]))
+    served = RoutedApp(Starlette(routes=[Mount("/{tenant}", app=inner)]))
     served.send("GET", "/acme/auth/login")
     served.send("GET", "/static/auth/login")
     assert (handler.reached, handler.counted) == (2, 2)
@@ -452,7 +452,7 @@ def test_a_prefix_that_the_caller_chooses_matches_no_pattern(options: dict[str, 
 
 
 def test_a_dependency_counts_every_request_that_reaches_its_route() -> None:
-    handler = Handler()
+    handler = RouteHandler()
     limited = [Depends(RateLimit(handler.limiter))]
     inner = FastAPI(dependencies=limited)
     inner.api_route("/login", methods=["GET", "HEAD", "POST"])(handler.endpoint)
@@ -462,17 +462,17 @@ def test_a_dependency_counts_every_request_that_reaches_its_route() -> None:
     for method in ("GET", "HEAD", "POST"):
         for target in [*VARIANTS, "/v1/login", "/v1/login%0A"]:
             before = handler.reached, handler.counted
-            Served(app).send(method, target)
+            RoutedApp(app).send(method, target)
             assert handler.counted - before[1] >= handler.reached - before[0], target
     assert handler.reached >= 9
 
 
 def test_a_dependency_of_an_application_does_not_reach_what_is_mounted_in_it() -> None:
     """As the docs say: FastAPI has it so."""
-    handler = Handler()
+    handler = RouteHandler()
     inner = FastAPI()
     inner.get("/login")(handler.endpoint)
     app = FastAPI(dependencies=[Depends(RateLimit(handler.limiter))])
     app.mount("/api", inner)
-    Served(app).send("GET", "/api/login")
+    RoutedApp(app).send("GET", "/api/login")
     assert (handler.reached, handler.counted) == (1, 0)

@@ -9,10 +9,10 @@ import pytest
 from headgate import Gate, InvalidInput, ManualClock, MemoryStore, Policy, RedisStore
 from headgate.edges.asgi import RateLimitMiddleware
 from headgate.edges.websocket import WebSocketLimits
-from tests.support.asgi_server import serving
+from tests.support.asgi_server import app_server
 from tests.support.http_edges import AsgiEdge, Edge, FastapiEdge, WsgiEdge, client_of, edges
-from tests.support.valkey import PATIENCE, Server, wait_for
-from tests.support.websocket_apps import Echo, connected, denial_frame, exchange, named
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
+from tests.support.websocket_apps import Echo, client_name, denial_frame, exchange, websocket_client
 
 pytestmark = pytest.mark.once
 
@@ -27,7 +27,7 @@ def gate(request: pytest.FixtureRequest) -> Iterator[Gate]:
         with Gate(BULK, store=MemoryStore(clock=ManualClock())) as found:
             yield found
         return
-    server: Server = request.getfixturevalue("redis_server")
+    server: ValkeyServer = request.getfixturevalue("redis_server")
     clock = ManualClock(start=1000)
     store = RedisStore(server.url, prefix=f"{uuid4().hex}:", clock=clock, timeout=PATIENCE)
     with store, Gate(BULK, store=store) as found:
@@ -106,9 +106,9 @@ def test_a_tier_may_be_removed_while_a_request_is_handled(edge: type[Edge], gate
 
 def test_open_connections_outlive_the_tier_that_they_were_made_in(gate: Gate) -> None:
     app = RateLimitMiddleware(
-        Echo(), gate=gate, key=named, tier="bulk", websocket=WebSocketLimits(received="gate", warn=False)
+        Echo(), gate=gate, key=client_name, tier="bulk", websocket=WebSocketLimits(received="gate", warn=False)
     )
-    with serving(app) as server, connected(server, "a") as client:
+    with app_server(app) as server, websocket_client(server, "a") as client:
         assert [exchange(client, "x") for _ in range(3)] == ["x", "x", denial_frame("bulk", 30_000)]
         gate.reload(WITHOUT)
         assert [exchange(client, "x") for _ in range(6)] == ["x"] * 5 + [denial_frame("bulk", 12_000)]

@@ -20,10 +20,10 @@ from headgate import HeadgateError, Limiter
 from headgate.edges.wsgi import RateLimitMiddleware
 from tests.support.greeting_app import remaining
 from tests.support.gunicorn_app import hello
-from tests.support.http_callers import statuses
+from tests.support.http_callers import get_statuses
 from tests.support.http_edges import client_at
 from tests.support.server_process import server_process
-from tests.support.valkey import Server, wait_for
+from tests.support.valkey import ValkeyServer, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -136,7 +136,7 @@ class Parts:
         self.closed += 1
 
 
-def saying(parts: Any, status: str = "200 OK", **headers: str) -> WSGIApplication:
+def make_app(parts: Any, status: str = "200 OK", **headers: str) -> WSGIApplication:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         start_response(status, [(name.replace("_", "-"), value) for name, value in headers.items()])
         if isinstance(parts, Exception):
@@ -148,24 +148,24 @@ def saying(parts: Any, status: str = "200 OK", **headers: str) -> WSGIApplicatio
 
 def test_a_body_comes_part_by_part_and_is_closed_once(limiter: Limiter) -> None:
     parts = Parts([b"one", b"two"])
-    app = validator(RateLimitMiddleware(validator(saying(parts, Content_Type="text/plain")), limiter))
+    app = validator(RateLimitMiddleware(validator(make_app(parts, Content_Type="text/plain")), limiter))
     assert fetch(app).written == [b"one", b"two"]
     assert (parts.closed, left(limiter)) == (1, 4)
 
 
 def test_complete_bodies_and_files_are_returned_unchanged(limiter: Limiter) -> None:
     complete = [b"all"]
-    assert call(RateLimitMiddleware(saying(complete), limiter)).result is complete
+    assert call(RateLimitMiddleware(make_app(complete), limiter)).result is complete
     with closing(FileWrapper(BytesIO(b"all"))) as file:
-        by_server = call(RateLimitMiddleware(saying(file), limiter), "GET", "/", **{"wsgi.file_wrapper": FileWrapper})
+        by_server = call(RateLimitMiddleware(make_app(file), limiter), "GET", "/", **{"wsgi.file_wrapper": FileWrapper})
         assert by_server.result is file
 
 
 def test_a_stream_is_returned_unchanged_unless_there_is_something_to_settle(limiter: Limiter) -> None:
     parts = Parts([b"all"])
-    assert call(RateLimitMiddleware(saying(parts), limiter)).result is parts
+    assert call(RateLimitMiddleware(make_app(parts), limiter)).result is parts
     for options in ({"counts": "failures"}, {"settle": lambda request, response: 1}, {"refund_crashes": True}):
-        assert call(RateLimitMiddleware(saying(parts), limiter, **options)).result is not parts
+        assert call(RateLimitMiddleware(make_app(parts), limiter, **options)).result is not parts
 
 
 def test_write_and_exc_info_still_work(limiter: Limiter) -> None:
@@ -212,7 +212,7 @@ def test_a_request_whose_handler_raises_stays_counted_unless_crashes_are_refunde
 ) -> None:
     fetch(RateLimitMiddleware(hello, limiter))
     with pytest.raises(ValueError, match="crashed"):
-        fetch(RateLimitMiddleware(saying(Parts(parts) if parts else CRASH), limiter, cost=2, **options))
+        fetch(RateLimitMiddleware(make_app(Parts(parts) if parts else CRASH), limiter, cost=2, **options))
     assert left(limiter) == 4 - (after if begun else before)
 
 
@@ -237,7 +237,7 @@ def test_nothing_is_given_back_once_something_was_written(limiter: Limiter) -> N
 )
 @pytest.mark.parametrize("kind", [list, Parts])
 def test_only_some_responses_count(limiter: Limiter, counts: Any, status: str, counted: int, kind: Any) -> None:
-    fetch(RateLimitMiddleware(saying(kind([b"body"]), status), limiter, counts=counts))
+    fetch(RateLimitMiddleware(make_app(kind([b"body"]), status), limiter, counts=counts))
     assert left(limiter) == 5 - counted
 
 
@@ -248,7 +248,7 @@ def test_the_cost_of_a_request_is_settled_at_its_end(limiter: Limiter) -> None:
         seen.append((request.path, response.status))
         return int(response.headers["x-tokens"])
 
-    app = RateLimitMiddleware(saying(Parts([b"one", b"two"]), X_Tokens="4"), limiter, settle=settle)
+    app = RateLimitMiddleware(make_app(Parts([b"one", b"two"]), X_Tokens="4"), limiter, settle=settle)
     answer = call(app, path="/ask")
     assert left(limiter) == 4
     assert list(answer.result) == [b"one", b"two"]
@@ -256,7 +256,7 @@ def test_the_cost_of_a_request_is_settled_at_its_end(limiter: Limiter) -> None:
     answer.result.close()  # type: ignore[attr-defined]
     assert (left(limiter), seen) == (1, [("/ask", 200)])
     limiter.reset("10.0.0.1")
-    interrupted = call(RateLimitMiddleware(saying(Parts([b"one"]), X_Tokens="3"), limiter, settle=settle))
+    interrupted = call(RateLimitMiddleware(make_app(Parts([b"one"]), X_Tokens="3"), limiter, settle=settle))
     interrupted.result.close()  # type: ignore[attr-defined]
     assert left(limiter) == 2
 
@@ -286,16 +286,16 @@ def test_a_stream_that_is_cut_is_settled_with_what_is_known(limiter: Limiter, en
     assert left(limiter) == 1
 
 
-def cancelled(request: Any, response: Any) -> int:
+def raise_cancelled(request: Any, response: Any) -> int:
     raise asyncio.CancelledError
 
 
 @pytest.mark.parametrize("kind", [list, Parts])
-@pytest.mark.parametrize("settle", [lambda request, response: 1 // 0, lambda request, response: None, cancelled])
+@pytest.mark.parametrize("settle", [lambda request, response: 1 // 0, lambda request, response: None, raise_cancelled])
 def test_if_the_cost_cannot_be_told_the_reserved_one_stands(
     limiter: Limiter, kind: Any, settle: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answer = fetch(RateLimitMiddleware(saying(kind([b"body"])), limiter, cost=2, settle=settle))
+    answer = fetch(RateLimitMiddleware(make_app(kind([b"body"])), limiter, cost=2, settle=settle))
     assert (answer.status, answer.written, left(limiter)) == ("200 OK", [b"body"], 3)
     assert "could not be settled" in caplog.text
 
@@ -309,7 +309,7 @@ def test_a_status_that_is_no_number_is_a_failure(limiter: Limiter, status: str, 
         seen.append(response.status)
         return 1
 
-    answer = fetch(RateLimitMiddleware(saying([b"body"], status), limiter, counts=counts, settle=settle))
+    answer = fetch(RateLimitMiddleware(make_app([b"body"], status), limiter, counts=counts, settle=settle))
     assert (answer.status, answer.written) == (status, [b"body"])
     assert (left(limiter), seen) == (5 - counted, [500] * counted)
 
@@ -401,7 +401,7 @@ def test_an_upload_that_breaks_off_during_the_response_changes_nothing(limiter: 
 
 def test_connections_are_kept_and_clients_counted_exactly_behind_gunicorn() -> None:
     with gunicorn("--threads", "2", "--keep-alive", "600") as port:
-        assert statuses(200, port) == [200] * 60 + [429] * 140
+        assert get_statuses(200, port) == [200] * 60 + [429] * 140
         with client_at(port, limits=httpx.Limits(max_connections=1, keepalive_expiry=None)) as http:
             denied = [http.post("/", content=b"x" * 10_000) for _ in range(3)]
             assert [response.status_code for response in denied] == [429] * 3
@@ -412,7 +412,7 @@ def test_connections_are_kept_and_clients_counted_exactly_behind_gunicorn() -> N
 
 
 @pytest.mark.long
-def test_workers_that_share_a_server_count_exactly(redis_server: Server) -> None:
+def test_workers_that_share_a_server_count_exactly(redis_server: ValkeyServer) -> None:
     with redis_server.client() as raw:
         raw.flushall()
     with gunicorn("--threads", "2", "--workers", "2", "--preload", STORE=redis_server.url) as port:
@@ -424,4 +424,4 @@ def test_workers_that_share_a_server_count_exactly(redis_server: Server) -> None
 
         with client_at(port, headers={"Connection": "close"}) as http:
             wait_for(both, "both workers")
-        assert statuses(200, port) == [200] * 60 + [429] * 140
+        assert get_statuses(200, port) == [200] * 60 + [429] * 140

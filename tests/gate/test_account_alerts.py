@@ -1,6 +1,6 @@
 """Events of budgets of accounts that are used up, or nearly."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -8,13 +8,14 @@ import pytest
 
 from headgate import Gate, ManualClock, MemoryStore, Policy
 from headgate.events import AccountAlerted
+from tests.support.calendar_clock import calendar_clock
 
 AGENTS: dict[str, Any] = {"planner": {"account": "acme/search"}}
 
 
 @pytest.fixture
 def clock() -> ManualClock:
-    return ManualClock(1000, at=datetime(2026, 11, 17, 8, tzinfo=UTC))
+    return calendar_clock()
 
 
 def gate_with(clock: ManualClock, usd: object, **settings: Any) -> tuple[Gate, list[tuple[str, float, str]]]:

@@ -16,7 +16,7 @@ from headgate.gate.changes import block, exemption, no_block, override
 from headgate.gate.effective import effective
 from headgate.stores.base import UNREADABLE, Block, Edit
 from headgate.stores.change_rows import to_edit
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 from tests.support.verbs import Verbs
 
 START = 1_800_001_000.0  # the time of day of a ManualClock at 1000 seconds
@@ -274,7 +274,7 @@ def test_a_snapshot_of_a_version_that_knows_no_blocks_keeps_them() -> None:
 
 
 @pytest.fixture
-def nodes(redis_server: Server, tmp_path: Path) -> Iterator[tuple[ManualClock, Gate, Gate]]:
+def nodes(redis_server: ValkeyServer, tmp_path: Path) -> Iterator[tuple[ManualClock, Gate, Gate]]:
     clock, prefix = ManualClock(start=1000), f"blocks-{tmp_path.name}:"
     options: dict[str, Any] = {"prefix": prefix, "clock": clock, "timeout": PATIENCE}
     with ExitStack() as stack:
@@ -300,7 +300,10 @@ def test_a_block_holds_on_every_node(nodes: tuple[ManualClock, Gate, Gate]) -> N
 
 @pytest.mark.parametrize(("on_failure", "count"), [("open", 1), ("open", 3), ("local", 1), ("closed", 1)])
 def test_a_block_holds_while_the_server_is_away(on_failure: str, count: int) -> None:
-    with Server() as server, RedisStore(server.url, on_failure=on_failure, nodes=count, timeout=PATIENCE) as store:
+    with (
+        ValkeyServer() as server,
+        RedisStore(server.url, on_failure=on_failure, nodes=count, timeout=PATIENCE) as store,
+    ):
         gate = Gate(store=store)
         gate.block("a")
         server.kill()

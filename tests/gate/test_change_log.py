@@ -30,7 +30,7 @@ from headgate.gate.changes import (
 from headgate.gate.effective import Effective, apply_edits, effective
 from headgate.stores.base import Change, ChangeLog, Edit
 from headgate.stores.sqlite import SqliteChangeLog
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -134,7 +134,7 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ChangeLog]:
         with closing(SqliteChangeLog(tmp_path / "headgate.db")) as file:
             yield file
     else:
-        server: Server = request.getfixturevalue("redis_server")
+        server: ValkeyServer = request.getfixturevalue("redis_server")
         with RedisStore(server.url, prefix=f"log-{tmp_path.name}:", timeout=PATIENCE) as store:
             yield store.change_log()
 
@@ -156,7 +156,7 @@ def test_many_changes_of_a_tier_that_a_node_lacks_push_out_no_other() -> None:
     assert effective(having, compacted).limits == effective(having, course).limits
 
 
-def condensed(given: Sequence[Edit]) -> list[Edit]:
+def condense_rows(given: Sequence[Edit]) -> list[Edit]:
     return condense(POLICY, given)
 
 
@@ -170,14 +170,14 @@ def test_a_log_keeps_the_newest_changes_and_the_effect_of_all(log: ChangeLog) ->
         position += len(change.edits)
         assert log.write(change) == position
         if number % 7 == 6:
-            assert log.compact(5, condensed) == 5
+            assert log.compact(5, condense_rows) == 5
     page = log.read()
     assert page.changes == written[-7:]
     assert page.position == position
     assert effective(POLICY, page.edits()) == effective(POLICY, [edit for change in written for edit in change.edits])
-    assert log.compact(7, condensed) == 7
+    assert log.compact(7, condense_rows) == 7
     assert log.read() == page
-    assert log.compact(100, condensed) == 7
+    assert log.compact(100, condense_rows) == 7
 
 
 @pytest.mark.parametrize("log", ["sqlite", "redis"], indirect=True)
@@ -188,7 +188,7 @@ def test_a_reader_continues_at_its_position_or_starts_over(log: ChangeLog) -> No
     for number, position in enumerate(positions):
         page = log.read(position)
         assert (page.snapshot, page.changes, page.position) == (None, changes[number + 1 :], 20)
-    log.compact(4, condensed)
+    log.compact(4, condense_rows)
     for number, position in enumerate(positions):
         page = log.read(position)
         assert page.position == 20
@@ -215,7 +215,7 @@ def test_reading_is_consistent_while_another_writes_and_compacts(log: ChangeLog)
                     )
                 )
                 if number % 3 == 0:
-                    log.compact(4, condensed)
+                    log.compact(4, condense_rows)
         finally:
             done.set()
 
@@ -244,8 +244,8 @@ def test_only_one_of_two_concurrent_compactions_takes_effect(log: ChangeLog) -> 
     def slowly(given: Sequence[Edit]) -> list[Edit]:
         if not once:
             once.extend(given)
-            log.compact(8, condensed)
-        return condensed(given)
+            log.compact(8, condense_rows)
+        return condense_rows(given)
 
     log.compact(5, slowly)
     page = log.read()
@@ -298,7 +298,7 @@ def test_an_old_file_of_more_than_10_000_changes_is_compacted(tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_an_old_list_of_more_than_10_000_changes_is_compacted(redis_server: Server, tmp_path: Path) -> None:
+def test_an_old_list_of_more_than_10_000_changes_is_compacted(redis_server: ValkeyServer, tmp_path: Path) -> None:
     prefix, rows = f"old-{tmp_path.name}:", old_rows(11_500)
     key = f"{prefix[:-1]}-admin:changes"
     texts = [json.dumps(dict(zip(OLD_COLUMNS.split(", "), row, strict=True))) for row in rows]
@@ -347,7 +347,7 @@ def test_the_history_in_memory_is_bounded_too() -> None:
 
 
 @pytest.fixture
-def opened(redis_server: Server, tmp_path: Path) -> Iterator[Callable[[], Gate]]:
+def opened(redis_server: ValkeyServer, tmp_path: Path) -> Iterator[Callable[[], Gate]]:
     """Makes gates that share a log, and closes them."""
     with ExitStack() as stack:
 
@@ -358,7 +358,7 @@ def opened(redis_server: Server, tmp_path: Path) -> Iterator[Callable[[], Gate]]
         yield opened
 
 
-def lose(server: Server, tmp_path: Path, rows: int) -> None:
+def drop_newest_rows(server: ValkeyServer, tmp_path: Path, rows: int) -> None:
     """Drop the newest rows and everybody's connection, as a failover does."""
     with server.client() as client:
         client.ltrim(f"lost-{tmp_path.name}-admin:changes", 0, -1 - rows)
@@ -367,12 +367,12 @@ def lose(server: Server, tmp_path: Path, rows: int) -> None:
 
 @pytest.mark.parametrize("lost", [2, 5])
 def test_a_gate_agrees_with_the_log_after_the_server_has_lost_changes(
-    opened: Callable[[], Gate], redis_server: Server, tmp_path: Path, lost: int
+    opened: Callable[[], Gate], redis_server: ValkeyServer, tmp_path: Path, lost: int
 ) -> None:
     gate = opened()
     for number in range(5):
         gate.set_override(f"old-{number}", "heavy", "1/minute")
-    lose(redis_server, tmp_path, lost)
+    drop_newest_rows(redis_server, tmp_path, lost)
     other = opened()
     for number in range(lost + 1):
         other.set_override(f"new-{number}", "heavy", "2/minute")
@@ -380,13 +380,13 @@ def test_a_gate_agrees_with_the_log_after_the_server_has_lost_changes(
 
 
 def test_changes_are_announced_once_even_if_the_log_is_read_again(
-    opened: Callable[[], Gate], redis_server: Server, tmp_path: Path
+    opened: Callable[[], Gate], redis_server: ValkeyServer, tmp_path: Path
 ) -> None:
     gate, heard = opened(), list[str]()
     for number in range(20):
         gate.add_exemption(f"agent-{number}")
     gate.subscribe(lambda event: heard.append(str(event)), PolicyChanged)
-    lose(redis_server, tmp_path, 1)
+    drop_newest_rows(redis_server, tmp_path, 1)
     wait_for(lambda: not gate.is_exempt("agent-19"), "the lost change to be gone")
     assert heard == [str(PolicyChanged("changes read again", ""))]
 

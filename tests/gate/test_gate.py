@@ -21,7 +21,7 @@ from headgate import (
 )
 from headgate.events import AddressChecked, Alerted, Checked, Event, PolicyChanged, Violated, ViolationsReset
 from headgate.stores.base import Store
-from tests.support.agents import use_up
+from tests.support.agents import check_until_denied
 from tests.support.refusals import refusal
 from tests.support.threads import run_together
 from tests.support.verbs import Verbs
@@ -126,7 +126,7 @@ def test_a8_a_check_takes_either_a_tier_or_an_action(gate: Gate) -> None:
 
 def test_a9_denials_escalate_the_advised_wait(gate: Gate, verb: Verbs) -> None:
     check = verb(gate, "check")
-    first = use_up(gate, "a")
+    first = check_until_denied(gate, "a")
     waits = [(d.retry_after, d.bucket_retry_after) for d in [first] + [check("a", "ws", "heavy") for _ in range(6)]]
     assert waits == [(6.0, 6.0)] * 3 + [(10.0, 6.0)] + [(30.0, 6.0)] * 3
     assert [check("a", "ws", "heavy").violation.count for _ in range(2)] == [8, 9]
@@ -162,7 +162,7 @@ def test_a9_record_violation_counts_denials_made_elsewhere(gate: Gate, verb: Ver
 def test_a10_is_rate_limited_until_the_quiet_period_has_passed(gate: Gate, clock: ManualClock, verb: Verbs) -> None:
     limited, reset = verb(gate, "is_rate_limited"), verb(gate, "reset_violations")
     assert not limited("a")
-    use_up(gate, "a")
+    check_until_denied(gate, "a")
     assert limited("a")
     assert not limited("b")
     clock.advance(59.999999)
@@ -191,7 +191,7 @@ def test_a11_setting_a_default_to_its_value_drops_no_bucket(gate: Gate) -> None:
 
 
 def test_a11_an_override_applies_at_once_to_one_agent(gate: Gate) -> None:
-    use_up(gate, "a")
+    check_until_denied(gate, "a")
     gate.set_override("a", "heavy", "20/minute")
     assert gate.check("a", "ws", "heavy").remaining == 19
     assert gate.capacity("a", "http", "heavy") == 20
@@ -226,10 +226,10 @@ async def test_a11_every_change_has_an_async_twin(gate: Gate) -> None:
 
 def test_a11_each_switch_of_limits_starts_with_a_full_bucket(gate: Gate) -> None:
     for _ in range(3):
-        use_up(gate, "a")
+        check_until_denied(gate, "a")
         gate.set_override("a", "heavy", "5/minute")
         assert gate.check("a", "ws", "heavy").remaining == 4
-        use_up(gate, "a")
+        check_until_denied(gate, "a")
         gate.remove_override("a")
         assert gate.check("a", "ws", "heavy").remaining == 9
 
@@ -251,7 +251,7 @@ def test_a11_a_changed_default_drops_the_buckets_of_agents_without_an_override(g
 
 
 def test_a11_exemptions(gate: Gate) -> None:
-    use_up(gate, "a")
+    check_until_denied(gate, "a")
     assert not gate.is_exempt("a")
     gate.add_exemption("a")
     assert gate.is_exempt("a")
@@ -320,14 +320,14 @@ def test_a12_a_listener_may_choose_its_events(gate: Gate) -> None:
     violations: list[Event] = []
     everything: list[Event] = []
     forget = gate.subscribe(violations.append, Violated, PolicyChanged)
-    use_up(gate, "agent")
+    check_until_denied(gate, "agent")
     gate.add_exemption("other")
     assert [type(event) for event in violations] == [Violated, PolicyChanged]
     gate.subscribe(everything.append)
-    use_up(gate, "agent")
+    check_until_denied(gate, "agent")
     assert [type(event) for event in everything] == [Checked, Violated]
     forget()
-    use_up(gate, "agent")
+    check_until_denied(gate, "agent")
     assert len(violations) == 3
     assert len(everything) == 4
     with pytest.raises(InvalidInput, match="subscribe: expected one of Checked, Violated"):
@@ -335,7 +335,7 @@ def test_a12_a_listener_may_choose_its_events(gate: Gate) -> None:
 
 
 def test_a12_a_listener_that_would_never_run_is_refused(gate: Gate) -> None:
-    class Page:
+    class AsyncListener:
         async def __call__(self, event: Event) -> None: ...
 
     async def page(event: Event) -> None: ...
@@ -346,7 +346,7 @@ def test_a12_a_listener_that_would_never_run_is_refused(gate: Gate) -> None:
     expected = (
         r"^subscribe: expected a plain function; for a coroutine, let it call asyncio\.create_task, or asyncio\.run"
     )
-    listeners: list[Any] = [page, functools.partial(page), Page(), pages, None]
+    listeners: list[Any] = [page, functools.partial(page), AsyncListener(), pages, None]
     for listener in listeners:
         with pytest.raises(InvalidInput, match=expected):
             gate.subscribe(listener, Checked)
@@ -386,7 +386,7 @@ def test_a13_buckets_and_violations_of_idle_agents_are_dropped() -> None:
     store = MemoryStore(clock=clock)
     gate = Gate(Policy(), store=store)
     for i in range(2000):
-        use_up(gate, f"agent-{i}")
+        check_until_denied(gate, f"agent-{i}")
     assert len(store) == 4000
     clock.advance(400)
     for _ in range(2000):
@@ -405,8 +405,8 @@ def test_a12_a_reset_of_violations_is_an_event(gate: Gate, verb: Verbs) -> None:
 
 
 def test_a13_drop_agent_drops_its_buckets_and_violations(gate: Gate) -> None:
-    use_up(gate, "a")
-    use_up(gate, "b")
+    check_until_denied(gate, "a")
+    check_until_denied(gate, "b")
     gate.drop_agent("a")
     assert gate.check("a", "ws", "heavy").remaining == 9
     assert not gate.is_rate_limited("a")

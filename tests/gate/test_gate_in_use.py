@@ -15,7 +15,7 @@ from headgate import (
     parse,
 )
 from headgate.events import Alerted, Checked, Event, Violated
-from tests.support.agents import use_up
+from tests.support.agents import check_until_denied
 from tests.support.verbs import Verbs
 
 
@@ -55,16 +55,16 @@ def test_b3_a_bad_address_or_purpose_is_refused(gate: Gate, bad: Any) -> None:
 
 
 def test_b4_an_agent_denied_on_one_channel_can_use_the_other(gate: Gate) -> None:
-    use_up(gate, "a", "ws")
+    check_until_denied(gate, "a", "ws")
     assert gate.check("a", "http", "heavy")
-    use_up(gate, "b", "http")
+    check_until_denied(gate, "b", "http")
     assert gate.check("b", "ws", "heavy")
 
 
 def test_b8_ten_violations_within_five_minutes_are_one_alert(gate: Gate, clock: ManualClock) -> None:
     alerts: list[Event] = []
     gate.subscribe(lambda event: alerts.append(event) if isinstance(event, Alerted) else None)
-    use_up(gate, "a")
+    check_until_denied(gate, "a")
     for _ in range(30):
         gate.check("a", "ws", "heavy")
     assert alerts == [Alerted("a", 10, 300.0)]
@@ -94,7 +94,7 @@ def test_shadow_mode_passes_and_reports_the_real_outcome(store: Any, settings: A
 
 def test_shadow_mode_of_one_tier_or_agent_leaves_the_others_enforced() -> None:
     gate = Gate(Policy(shadow=["light"], agents={"watched": {"shadow": True, "heavy": "1/minute"}}))
-    use_up(gate, "a")
+    check_until_denied(gate, "a")
     assert gate.is_rate_limited("a")
     assert all(gate.check("watched", "ws", "heavy") for _ in range(5))
     assert gate.check("a", "ws", "light").would_be is Outcome.ALLOW
@@ -209,7 +209,7 @@ def test_reload_of_the_same_policy_changes_nothing(gate: Gate) -> None:
 
 def test_gates_on_one_store_share_their_counts(store: Any) -> None:
     one, two = Gate(Policy(), store=store), Gate(Policy(), store=store)
-    use_up(one, "a")
+    check_until_denied(one, "a")
     assert not two.check("a", "ws", "heavy")
     assert two.standing("a").violations == 2
 

@@ -16,9 +16,9 @@ from headgate.errors import StoreAway
 from headgate.events import Alerted, Degraded, Event, PolicyChanged
 from headgate.gate.changes import default, exemption, override
 from headgate.stores.redis.changelog import RedisChangeLog
-from tests.support.agents import use_up
+from tests.support.agents import check_until_denied
 from tests.support.lookups import count_lookups
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import DURABLE, PATIENCE, ValkeyServer, wait_for
 
 _numbers = count()
 
@@ -26,7 +26,7 @@ _numbers = count()
 class Nodes:
     """Gates that share a server, and a clock."""
 
-    def __init__(self, server: Server, policy: Policy | None = None, **options: Any) -> None:
+    def __init__(self, server: ValkeyServer, policy: Policy | None = None, **options: Any) -> None:
         self.clock = ManualClock(start=1000)
         self.prefix = f"shared{next(_numbers)}:"
         self._server, self._policy, self._options = server, policy, {"timeout": PATIENCE, **options}
@@ -53,7 +53,7 @@ class Nodes:
             store.close()
 
 
-def test_a_store_may_be_closed_before_its_gate(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_may_be_closed_before_its_gate(server: ValkeyServer, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(20):  # each may close the connection while the gate's thread waits for a message on it
         store = RedisStore(server.url, prefix=f"closed{number}:", timeout=PATIENCE)
         gate = Gate(store=store)
@@ -64,7 +64,7 @@ def test_a_store_may_be_closed_before_its_gate(server: Server, caplog: pytest.Lo
 
 
 def test_a_change_log_whose_client_is_closed_meanwhile_has_lost_its_connection(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """redis-py raises a TypeError then: its socket is gone when it is to wait for it."""
     with RedisStore(server.url) as store:
@@ -78,7 +78,7 @@ def test_a_change_log_whose_client_is_closed_meanwhile_has_lost_its_connection(
             store.change_log().read()
 
 
-def test_a7_nodes_count_together_and_violations_are_shared(server: Server) -> None:
+def test_a7_nodes_count_together_and_violations_are_shared(server: ValkeyServer) -> None:
     with Nodes(server) as (_, one, other):
         decisions = [gate.check("a", "ws", "heavy") for _ in range(8) for gate in (one, other)]
         assert [bool(decision) for decision in decisions] == [True] * 10 + [False] * 6
@@ -90,16 +90,16 @@ def test_a7_nodes_count_together_and_violations_are_shared(server: Server) -> No
         assert not one.is_rate_limited("a")
 
 
-def test_one_alert_for_the_fleet(server: Server) -> None:
+def test_one_alert_for_the_fleet(server: ValkeyServer) -> None:
     with Nodes(server) as (nodes, one, other):
-        use_up(one, "a", "ws", "heavy")
+        check_until_denied(one, "a", "ws", "heavy")
         for _ in range(10):
             one.check("a", "ws", "heavy")
             other.check("a", "ws", "heavy")
         assert sum(isinstance(event, Alerted) for events in nodes.events for event in events) == 1
 
 
-def test_a11_a_change_applies_to_every_node_and_drops_the_buckets_once(server: Server) -> None:
+def test_a11_a_change_applies_to_every_node_and_drops_the_buckets_once(server: ValkeyServer) -> None:
     with Nodes(server) as (nodes, one, other):
         for gate in (one, other):
             gate.check("a", "ws", "heavy", cost=5)
@@ -124,7 +124,7 @@ def test_a11_a_change_applies_to_every_node_and_drops_the_buckets_once(server: S
         assert [change.by for change in one.history()] == [change.by for change in other.history()] == ["root", "", ""]
 
 
-def test_a11_a_changed_default_drops_the_buckets_of_the_tier_once_for_all_nodes(server: Server) -> None:
+def test_a11_a_changed_default_drops_the_buckets_of_the_tier_once_for_all_nodes(server: ValkeyServer) -> None:
     with Nodes(server) as (_, one, other):
         for limit, left in (("20/minute", 19), ("10/minute", 9), ("20/minute", 19)):
             for gate in (one, other):
@@ -136,7 +136,7 @@ def test_a11_a_changed_default_drops_the_buckets_of_the_tier_once_for_all_nodes(
             assert one.check("b", "ws", "heavy").remaining == left
 
 
-def test_a_node_that_starts_later_applies_earlier_changes(server: Server) -> None:
+def test_a_node_that_starts_later_applies_earlier_changes(server: ValkeyServer) -> None:
     with Nodes(server) as (nodes, one, _):
         one.set_override("a", "light", "7/minute", channel="http")
         one.add_exemption("vip")
@@ -145,7 +145,7 @@ def test_a_node_that_starts_later_applies_earlier_changes(server: Server) -> Non
         assert late.is_exempt("vip")
 
 
-def test_a_node_without_a_tier_skips_changes_to_it_until_it_has_the_tier(server: Server) -> None:
+def test_a_node_without_a_tier_skips_changes_to_it_until_it_has_the_tier(server: ValkeyServer) -> None:
     more = Policy(tiers=["bulk"], limits={"bulk": "5/minute"})
     with Nodes(server) as (nodes, one, other):
         one.reload(more)
@@ -161,7 +161,7 @@ def test_a_node_without_a_tier_skips_changes_to_it_until_it_has_the_tier(server:
         assert [gate.check("b", "ws", "bulk").remaining for gate in (one, other)] == [5, 4], "counted together"
 
 
-def test_concurrent_changes_of_several_nodes_have_the_same_effect_everywhere(server: Server) -> None:
+def test_concurrent_changes_of_several_nodes_have_the_same_effect_everywhere(server: ValkeyServer) -> None:
     async def change(gate: Gate, number: int) -> None:
         for step in range(10):
             await gate.aset_override(f"agent-{step % 3}", "heavy", f"{number * 10 + step + 1}/minute")
@@ -175,7 +175,7 @@ def test_concurrent_changes_of_several_nodes_have_the_same_effect_everywhere(ser
         assert len(one.history()) == 20
 
 
-def test_changes_are_read_again_after_a_lost_connection(server: Server) -> None:
+def test_changes_are_read_again_after_a_lost_connection(server: ValkeyServer) -> None:
     with Nodes(server) as (_, one, other), server.client() as client:
         client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
         one.set_override("a", "heavy", "3/minute")
@@ -209,7 +209,7 @@ store.close()
 
 
 @pytest.mark.long
-def test_a_forked_process_counts_and_follows_changes_by_itself(server: Server) -> None:
+def test_a_forked_process_counts_and_follows_changes_by_itself(server: ValkeyServer) -> None:
     """As in a server that loads an application before it forks its workers."""
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, server.url, str(PATIENCE)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3 * PATIENCE, check=True)
@@ -255,7 +255,7 @@ def test_a_process_forked_in_the_middle_of_a_change_accepts_changes() -> None:
     assert sorted(done.stdout.splitlines()) == ["['a'] 0", "['b']"]
 
 
-def test_c5_changes_of_an_admin_have_no_expiry_and_a_prefix_of_their_own(server: Server) -> None:
+def test_c5_changes_of_an_admin_have_no_expiry_and_a_prefix_of_their_own(server: ValkeyServer) -> None:
     with Nodes(server) as (nodes, one, _), server.client() as client:
         one.set_default("heavy", "5/minute", by="root")
         one.check("a", "ws", "heavy")
@@ -270,7 +270,7 @@ def test_c5_changes_of_an_admin_have_no_expiry_and_a_prefix_of_their_own(server:
         assert all(client.pttl(name) > 0 for name in counting)
 
 
-def test_several_edits_are_one_change_on_every_node(server: Server) -> None:
+def test_several_edits_are_one_change_on_every_node(server: ValkeyServer) -> None:
     with Nodes(server) as (nodes, one, other), server.client() as client:
         one.change(
             [default("heavy", "5/minute", "ws"), exemption("vip"), override("a", "light", "7/minute")], by="root"
@@ -286,7 +286,7 @@ def test_several_edits_are_one_change_on_every_node(server: Server) -> None:
         ]  # fmt: skip
 
 
-def test_a_node_does_not_read_its_own_change_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_does_not_read_its_own_change_again(server: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with Nodes(server) as (_, one, other):
         one.set_override("a", "heavy", "3/minute")
         wait_for(lambda: other.effective == one.effective, "the change")
@@ -296,7 +296,7 @@ def test_a_node_does_not_read_its_own_change_again(server: Server, monkeypatch: 
         assert sorted(map(id, built)) == sorted(map(id, (one._lookup, other._lookup)))
 
 
-def test_a_change_written_by_a_newer_node_is_understood(server: Server) -> None:
+def test_a_change_written_by_a_newer_node_is_understood(server: ValkeyServer) -> None:
     with Nodes(server) as (nodes, one, _), server.client() as client:
         newer = {"kind": "override", "agent": "a", "tier": "heavy", "value": "2/minute", "reason": "flood", "at": 1.0}
         key = f"{nodes.prefix[:-1]}-admin:changes"
@@ -305,7 +305,7 @@ def test_a_change_written_by_a_newer_node_is_understood(server: Server) -> None:
         wait_for(lambda: one.capacity("a", "ws", "heavy") == 2, "the override")
 
 
-def test_a_reload_on_one_node_keeps_the_counts_of_the_other(server: Server) -> None:
+def test_a_reload_on_one_node_keeps_the_counts_of_the_other(server: ValkeyServer) -> None:
     with Nodes(server) as (_, one, other):
         policy = Policy(limits={"heavy": "20/minute"})
         one.reload(policy)
@@ -314,7 +314,9 @@ def test_a_reload_on_one_node_keeps_the_counts_of_the_other(server: Server) -> N
         assert other.check("a", "ws", "heavy").remaining == 4
 
 
-def test_a_change_first_read_by_a_reload_is_still_an_event(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_first_read_by_a_reload_is_still_an_event(
+    server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(RedisChangeLog, "follow", lambda *_: None)  # as if the notification were late
     with Nodes(server) as (nodes, one, other):
         one.set_default("heavy", "20/minute")
@@ -331,7 +333,7 @@ def test_a_change_first_read_by_a_reload_is_still_an_event(server: Server, monke
 
 
 def test_outages_of_the_store_are_events() -> None:
-    with Server() as server, Nodes(server, Policy(store={"nodes": 2}), nodes=2) as (nodes, one, _):
+    with ValkeyServer() as server, Nodes(server, Policy(store={"nodes": 2}), nodes=2) as (nodes, one, _):
         assert not one.check("a", "ws", "heavy").degraded
         server.kill()
         decisions = [one.check("a", "ws", "heavy") for _ in range(7)]
@@ -349,7 +351,7 @@ def test_outages_of_the_store_are_events() -> None:
 def test_a_gate_that_starts_without_the_server_applies_the_changes_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with Server("--appendonly", "yes", "--appendfsync", "always") as server, Nodes(server) as (nodes, one, _):
+    with ValkeyServer(*DURABLE) as server, Nodes(server) as (nodes, one, _):
         one.add_exemption("vip")
         server.kill()
         with caplog.at_level(logging.ERROR):
@@ -360,7 +362,7 @@ def test_a_gate_that_starts_without_the_server_applies_the_changes_later(
         wait_for(lambda: late.is_exempt("vip"), "the changes")
 
 
-def test_f1_accounts_are_changed_on_every_node_and_settled_on_any(server: Server) -> None:
+def test_f1_accounts_are_changed_on_every_node_and_settled_on_any(server: ValkeyServer) -> None:
     policy = Policy(accounts={"default": {"team": {"usd": "1 in all"}}})
     with Nodes(server, policy) as (nodes, one, other):
         one.set_agent_account("planner", "acme/search", by="ada")
@@ -375,7 +377,7 @@ def test_f1_accounts_are_changed_on_every_node_and_settled_on_any(server: Server
         assert [change.by for change in later.history()] == ["ada", "ada"]
 
 
-def test_f1_nodes_grant_exactly_what_fits(server: Server) -> None:
+def test_f1_nodes_grant_exactly_what_fits(server: ValkeyServer) -> None:
     policy = Policy(
         accounts={"at": {"acme": {"usd": "10 in all"}}, "default": {"agent": {"slots": "3 in flight"}}},
         agents={f"agent-{number}": {"account": "acme"} for number in range(8)},

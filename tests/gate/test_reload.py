@@ -20,7 +20,8 @@ from headgate.gate.change_log import MemoryChangeLog
 from headgate.gate.reload import PolicyWatcher, reload_file
 from headgate.stores.base import LogPage
 from headgate.stores.sqlite import ChangeLogError
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.files import replace_file
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = pytest.mark.once
 Looks = Callable[[], None]
@@ -70,9 +71,7 @@ def test_a_change_of_the_file_is_applied(path: Path) -> None:
     with PolicyWatcher(gate, path, interval=0.01):
         path.write_text('[limits]\nheavy = "77/minute"\n', encoding="utf-8")
         wait_for(lambda: gate.capacity("a", "ws", "heavy") == 77, "the change")
-        replacement = path.with_suffix(".new")
-        replacement.write_text('[limits]\nheavy = "88/minute"\n', encoding="utf-8")
-        replacement.replace(path)
+        write_limit(path, 88)
         wait_for(lambda: gate.capacity("a", "ws", "heavy") == 88, "the replacement")
     path.write_text('[limits]\nheavy = "99/minute"\n', encoding="utf-8")
     assert threading.active_count() == 1 or all(t.name != "headgate-policy" for t in threading.enumerate())
@@ -109,14 +108,11 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
     return wait
 
 
-def write(path: Path, heavy: int) -> None:
-    """Replace the file at once, so that no look finds half of it."""
-    new = path.with_suffix(".new")
-    new.write_text(f'[limits]\nheavy = "{heavy}/minute"\n', encoding="utf-8")
-    new.replace(path)
+def write_limit(path: Path, heavy: int) -> None:
+    replace_file(path, f'[limits]\nheavy = "{heavy}/minute"\n')
 
 
-def heavy(gate: Gate) -> int:
+def heavy_limit(gate: Gate) -> int:
     return gate.capacity("a", "ws", "heavy")
 
 
@@ -141,18 +137,18 @@ def test_a_reload_that_fails_is_logged_once_and_tried_until_it_succeeds(
     gate = Gate(Policy.load(path), remember=log)
     with PolicyWatcher(gate, path, interval=0.005):
         log.error = error
-        write(path, 7)
+        write_limit(path, 7)
         looks()
         looks()
         assert [record.levelname for record in caplog.records] == ["ERROR"]
         log.error = StoreAway("another reason")
         looks()
         assert "another reason" in caplog.text
-        assert heavy(gate) == 5
+        assert heavy_limit(gate) == 5
         log.error = None
-        wait_for(lambda: heavy(gate) == 7, "the change, once it can be applied")
+        wait_for(lambda: heavy_limit(gate) == 7, "the change, once it can be applied")
         log.error = error
-        write(path, 8)
+        write_limit(path, 8)
         looks()
         assert len(caplog.records) == 3, "the same failure of another file is logged again"
 
@@ -161,16 +157,16 @@ def test_an_edit_while_the_server_is_away_is_applied_when_it_is_back(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
-        Server() as server,
+        ValkeyServer() as server,
         RedisStore(server.url) as store,
         Gate(Policy.load(path), store=store) as gate,
         PolicyWatcher(gate, path, interval=0.01),
     ):
         server.kill()
-        write(path, 7)
+        write_limit(path, 7)
         wait_for(lambda: "policy not reloaded, the old one stays in effect" in caplog.text, "the failure")
         server.start()
-        wait_for(lambda: heavy(gate) == 7, "the change")
+        wait_for(lambda: heavy_limit(gate) == 7, "the change")
 
 
 def test_a_sighup_that_fails_is_tried_again(path: Path, looks: Looks) -> None:
@@ -183,7 +179,7 @@ def test_a_sighup_that_fails_is_tried_again(path: Path, looks: Looks) -> None:
         os.kill(os.getpid(), signal.SIGHUP)
         looks()
         log.error = None
-        wait_for(lambda: heavy(gate) == 10, "the defaults")
+        wait_for(lambda: heavy_limit(gate) == 10, "the defaults")
         looks()
     assert heard == [str(PolicyChanged("policy reloaded", "SIGHUP"))]
 
@@ -199,9 +195,9 @@ def test_a_sighup_that_fails_applies_no_later_half_of_a_file(path: Path, looks: 
         path.write_text("", encoding="utf-8")
         log.error = None
         looks()
-        assert heavy(gate) == 5
-        write(path, 7)
-        wait_for(lambda: heavy(gate) == 7, "the edit")
+        assert heavy_limit(gate) == 5
+        write_limit(path, 7)
+        wait_for(lambda: heavy_limit(gate) == 7, "the edit")
 
 
 DEEP = "[limits]\nheavy = " + "[" * 5000 + "]" * 5000
@@ -229,9 +225,9 @@ def test_a_file_that_cannot_be_used_is_logged_once_and_the_next_is_applied(
         assert record.getMessage().startswith(
             f"policy not reloaded, the old one stays in effect: {path}: 1 mistake\n  "
         )
-        assert heavy(gate) == 5
-        write(path, 7)
-        wait_for(lambda: heavy(gate) == 7, "the repaired file")
+        assert heavy_limit(gate) == 5
+        write_limit(path, 7)
+        wait_for(lambda: heavy_limit(gate) == 7, "the repaired file")
 
 
 def make_directory(path: Path) -> None:
@@ -247,7 +243,7 @@ def make_huge(path: Path) -> None:
         file.truncate(policy_module.MAX_FILE + 1)
 
 
-def point(path: Path, target: Path) -> None:
+def point_link(path: Path, target: Path) -> None:
     """Let a path lead to another file, in one step: the watcher may look at any moment."""
     link = path.with_suffix(".link")
     link.symlink_to(target)
@@ -261,25 +257,25 @@ def test_a_file_that_cannot_be_read_is_logged_once_and_seen_when_it_can_be(
     gate = Gate(Policy.load(path))
     readable, unreadable = path.rename(path.with_suffix(".readable")), path.with_suffix(".unreadable")
     replace(unreadable)
-    point(path, readable)
+    point_link(path, readable)
     with PolicyWatcher(gate, path, interval=0.005):
-        point(path, unreadable)
+        point_link(path, unreadable)
         looks()
         looks()
         assert len(caplog.records) == 1
         assert f"policy not reloaded, the old one stays in effect: {path}: 1 mistake" in caplog.text
-        point(path, readable)
+        point_link(path, readable)
         looks()
         assert len(caplog.records) == 1, "it has the policy in effect"
-        write(path, 7)
-        wait_for(lambda: heavy(gate) == 7, "the new file")
+        write_limit(path, 7)
+        wait_for(lambda: heavy_limit(gate) == 7, "the new file")
 
 
 def test_a_repaired_mode_is_seen(looks: Looks, caplog: pytest.LogCaptureFixture) -> None:
     nobody, user = 65534, os.geteuid()
     with TemporaryDirectory() as folder:  # root may read every file, and nobody can't enter tmp_path
         path = Path(folder) / "headgate.toml"
-        write(path, 5)
+        write_limit(path, 5)
         gate = Gate(Policy.load(path))
         if user == 0:
             os.chown(folder, nobody, nobody)
@@ -292,7 +288,7 @@ def test_a_repaired_mode_is_seen(looks: Looks, caplog: pytest.LogCaptureFixture)
                 looks()
                 assert "expected a readable file, got: Permission denied" in caplog.text
                 path.chmod(0o600)
-                wait_for(lambda: heavy(gate) == 7, "the readable file")
+                wait_for(lambda: heavy_limit(gate) == 7, "the readable file")
         finally:
             os.seteuid(user)
 
@@ -309,12 +305,12 @@ def test_a_file_is_applied_once_it_has_stood_still(path: Path, monkeypatch: pyte
         content = read(file)
         if len(done) < 20:
             done.append(1)
-            write(path, 10 + len(done))
+            write_limit(path, 10 + len(done))
         return content
 
     monkeypatch.setattr("headgate.gate.reload.read_file", read_and_write)
     with PolicyWatcher(gate, path, interval=0.005):
-        wait_for(lambda: heavy(gate) == 30, "the last content")
+        wait_for(lambda: heavy_limit(gate) == 30, "the last content")
     assert len(heard) == 1
 
 
@@ -332,14 +328,14 @@ def test_a_file_that_became_empty_is_applied_only_explicitly(
         (record,) = caplog.records
         assert "expected settings, got an empty file; if it is meant to be empty, reload it" in record.getMessage()
         os.kill(os.getpid(), signal.SIGHUP)
-        wait_for(lambda: heavy(gate) == 10, "the defaults")
+        wait_for(lambda: heavy_limit(gate) == 10, "the defaults")
 
 
 def test_an_empty_file_is_reloaded_explicitly(path: Path) -> None:
     gate = Gate(Policy.load(path))
     path.write_text("", encoding="utf-8")
     assert reload_file(gate, path)
-    assert heavy(gate) == 10
+    assert heavy_limit(gate) == 10
 
 
 # Changes that neither size nor time show ------------------------------------------------------------------------------
@@ -347,9 +343,9 @@ def test_an_empty_file_is_reloaded_explicitly(path: Path) -> None:
 
 def test_an_edit_before_the_watcher_is_seen(path: Path) -> None:
     gate = Gate(Policy.load(path))
-    write(path, 7)
+    write_limit(path, 7)
     with PolicyWatcher(gate, path, interval=0.01):
-        wait_for(lambda: heavy(gate) == 7, "the edit")
+        wait_for(lambda: heavy_limit(gate) == 7, "the edit")
 
 
 def test_the_file_that_was_loaded_is_not_loaded_again(path: Path, looks: Looks) -> None:
@@ -370,7 +366,7 @@ def test_a_rewrite_with_the_same_size_and_time_is_seen(path: Path) -> None:
             with path.open("r+") as file:
                 file.write(f'[limits]\nheavy = "{number}/minute"\n')
             os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
-            wait_for(lambda number=number: heavy(gate) == number, "the rewrite")  # type: ignore[misc]
+            wait_for(lambda number=number: heavy_limit(gate) == number, "the rewrite")  # type: ignore[misc]
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (found.st_size, found.st_mtime_ns)
 
 
@@ -378,7 +374,7 @@ def test_a_link_that_is_swapped_is_followed(tmp_path: Path) -> None:
     """As Kubernetes updates a ConfigMap: the file is a link into a directory, which is a link that is replaced."""
     for number in (5, 7):
         (tmp_path / f"..{number}").mkdir()
-        write(tmp_path / f"..{number}" / "headgate.toml", number)
+        write_limit(tmp_path / f"..{number}" / "headgate.toml", number)
     (tmp_path / "..data").symlink_to("..5")
     path = tmp_path / "headgate.toml"
     path.symlink_to("..data/headgate.toml")
@@ -387,7 +383,7 @@ def test_a_link_that_is_swapped_is_followed(tmp_path: Path) -> None:
         (tmp_path / "..tmp").symlink_to("..7")
         (tmp_path / "..tmp").replace(tmp_path / "..data")
         shutil.rmtree(tmp_path / "..5")
-        wait_for(lambda: heavy(gate) == 7, "the other directory")
+        wait_for(lambda: heavy_limit(gate) == 7, "the other directory")
 
 
 # The watcher itself ---------------------------------------------------------------------------------------------------
@@ -397,7 +393,7 @@ def test_a_watcher_can_be_stopped_by_a_listener(path: Path) -> None:
     gate = Gate(Policy.load(path))
     watcher = PolicyWatcher(gate, path, interval=0.005)
     gate.subscribe(lambda _: watcher.stop(), PolicyChanged)
-    write(path, 7)
+    write_limit(path, 7)
     watcher._thread.join(PATIENCE)
     assert not watcher._thread.is_alive()
 
@@ -417,8 +413,8 @@ def test_without_sighup_the_file_is_watched_and_a_request_for_it_is_refused(
     with pytest.raises(InvalidInput, match="expected False, since this system has no SIGHUP"):
         PolicyWatcher(gate, path, sighup=True)
     with PolicyWatcher(gate, path, interval=0.01):
-        write(path, 7)
-        wait_for(lambda: heavy(gate) == 7, "the change")
+        write_limit(path, 7)
+        wait_for(lambda: heavy_limit(gate) == 7, "the change")
 
 
 FORK = """

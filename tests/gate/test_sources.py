@@ -15,7 +15,7 @@ from headgate.gate.changes import block, default, exemption, no_default, no_over
 from headgate.gate.reload import PolicyWatcher
 from headgate.gate.sources import PolicyValue, policy_values
 from headgate.stores.base import Change, LogPage
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 from tests.support.verbs import Verbs
 
 pytestmark = pytest.mark.once
@@ -232,7 +232,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Gate]
     if request.param != "redis":
         remember: Any = tmp_path / "headgate.db" if request.param == "sqlite" else None
         return lambda: Gate(POLICY, remember=remember)
-    server: Server = request.getfixturevalue("redis_server")
+    server: ValkeyServer = request.getfixturevalue("redis_server")
     return lambda: Gate(POLICY, store=RedisStore(server.url, prefix=f"sources-{tmp_path.name}:", timeout=PATIENCE))
 
 

@@ -15,7 +15,7 @@ from headgate import Gate, InvalidInput, ManualClock, MemoryStore, Policy
 from headgate.gate.usage import UsageTotal, usage_csv
 from headgate.stores.base import Store
 from headgate.stores.redis import RedisStore
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 AGENTS: dict[str, Any] = {
     "planner": {"account": "acme/search"},
@@ -145,7 +145,7 @@ def opened(request: pytest.FixtureRequest) -> Iterator[tuple[Store, ManualClock]
     if request.param == "memory":
         yield MemoryStore(clock=clock), clock
         return
-    server: Server = request.getfixturevalue("redis_server")
+    server: ValkeyServer = request.getfixturevalue("redis_server")
     with RedisStore(server.url, prefix=f"{uuid4().hex}:", timeout=PATIENCE, clock=clock) as store:
         yield store, clock
 

@@ -12,8 +12,8 @@ from headgate import Decision, Gate, InvalidInput, ManualClock, MemoryStore, Out
 from headgate.gate.account_holds import AccountHold
 from headgate.stores.base import Ask
 from headgate.stores.holds import HoldAnswer, HoldTerms
-from tests.support.event_loop import until
-from tests.support.valkey import PATIENCE, Server
+from tests.support.event_loop import wait_until
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 ACCOUNTS: dict[str, Any] = {
     "default": {
@@ -26,7 +26,7 @@ LINE = "-/-/planner\n\t\t"
 LATER = 0.25  # seconds until a hold that waits looks again
 
 
-class Line:
+class WaitingLine:
     """A gate, and an agent with a hold that waits for a slot."""
 
     def __init__(self, **settings: Any) -> None:
@@ -38,13 +38,13 @@ class Line:
         """A hold that waits."""
         settings = {"session": "one", "timeout": 30, **options}
         waiting = asyncio.ensure_future(self.gate.ahold("planner", {"usd": 5}, **settings))
-        await until(lambda: self.gate._hold_queues.queues, "the hold to wait")
+        await wait_until(lambda: self.gate._hold_queues.queues, "the hold to wait")
         await asyncio.sleep(0)
         return waiting
 
 
 async def test_f1_a_hold_that_waits_keeps_no_other_session_waiting() -> None:
-    line = Line()
+    line = WaitingLine()
     waiting = await line.wait()
     other = await asyncio.wait_for(line.gate.ahold("planner", {}, session="two", timeout=30), 10)
     assert other
@@ -55,7 +55,7 @@ async def test_f1_a_hold_that_waits_keeps_no_other_session_waiting() -> None:
 
 
 async def test_f1_whatever_an_agent_settles_wakes_all_of_its_lines() -> None:
-    line = Line()
+    line = WaitingLine()
     second = line.gate.hold("planner", {}, session="two")  # all slots of the agent
     waiting = await line.wait(session="three")
     await second.asettle()  # the clock stands still: nothing else could wake it
@@ -64,7 +64,7 @@ async def test_f1_whatever_an_agent_settles_wakes_all_of_its_lines() -> None:
 
 @pytest.mark.parametrize("settings", [{"exempt": ["planner"]}, {"shadow": True}], ids=["exempt", "shadow"])
 def test_f1_an_agent_that_is_never_denied_never_waits(settings: dict[str, Any]) -> None:
-    line = Line(**settings)
+    line = WaitingLine(**settings)
     assert line.gate.hold("planner", {}, session="one", timeout=30)
     assert not line.gate._hold_queues.queues
 
@@ -85,7 +85,7 @@ Change = Callable[[Gate], object]
 async def test_f1_a_hold_that_waits_is_decided_by_the_rules_of_when_its_turn_comes(
     change: Change, state: str, reload: bool
 ) -> None:
-    line = Line()
+    line = WaitingLine()
     waiting = await line.wait()
     change(line.gate)
     if reload:
@@ -95,7 +95,7 @@ async def test_f1_a_hold_that_waits_is_decided_by_the_rules_of_when_its_turn_com
 
 
 async def test_f1_a_budget_that_is_lowered_denies_the_hold_that_waits() -> None:
-    line = Line()
+    line = WaitingLine()
     waiting = await line.wait(timeout=1)
     line.gate.set_account_limit("-/-/planner", "usd", "2/calendar day")
     await line.first.asettle()
@@ -105,10 +105,10 @@ async def test_f1_a_budget_that_is_lowered_denies_the_hold_that_waits() -> None:
 
 
 async def test_f1_a_hold_in_a_thread_is_decided_by_the_rules_of_when_its_turn_comes() -> None:
-    line = Line()
+    line = WaitingLine()
     holding = asyncio.to_thread(line.gate.hold, "planner", {}, session="one", timeout=30)
     waiting = asyncio.ensure_future(holding)
-    await until(lambda: line.gate._hold_queues.queues, "the hold to wait")
+    await wait_until(lambda: line.gate._hold_queues.queues, "the hold to wait")
     line.gate.block("planner")
     await line.first.asettle()
     assert (await asyncio.wait_for(waiting, 10)).state == "denied"
@@ -127,7 +127,7 @@ async def slot_order(*agents: str) -> list[str]:
 
     first = gate.hold(agents[0], {})
     waiting = [asyncio.create_task(hold(agent)) for agent in agents]
-    await until(lambda: len(gate._hold_queues.queues) == len(set(agents)), "all to wait")
+    await wait_until(lambda: len(gate._hold_queues.queues) == len(set(agents)), "all to wait")
     await first.asettle()
     await asyncio.wait_for(asyncio.gather(*waiting), 10)
     assert not gate._hold_queues.queues
@@ -147,12 +147,12 @@ async def test_f1_however_many_lines_there_are_a_settlement_wakes_a_few_and_each
 
 
 async def test_f1_a_hold_waits_until_its_enforced_wait_is_over() -> None:
-    line = Line(backoff={"enforce": True})
+    line = WaitingLine(backoff={"enforce": True})
     assert not line.gate.hold("planner", {}, session="one")  # a violation: 1 second
     await line.first.asettle()
     waiting = await line.wait()
     line.clock.advance(0.75)
-    await asyncio.sleep(0)
+    await wait_until(lambda: line.clock._alarms, "the hold to look again")
     assert not waiting.done()
     line.clock.advance(0.25)
     assert (await asyncio.wait_for(waiting, 10)).state == "open"
@@ -160,7 +160,7 @@ async def test_f1_a_hold_waits_until_its_enforced_wait_is_over() -> None:
 
 
 async def test_f1_a_hold_waits_no_longer_for_an_enforced_wait_that_is_not_enforced_any_more() -> None:
-    line = Line(backoff={"enforce": True, "steps": [60]})
+    line = WaitingLine(backoff={"enforce": True, "steps": [60]})
     assert not line.gate.hold("planner", {}, session="one")  # a violation: 60 seconds
     waiting = await line.wait()
     await line.first.asettle()
@@ -174,7 +174,7 @@ async def test_f1_a_hold_that_only_others_keep_waiting_is_no_violation() -> None
     gate = Gate(Policy(accounts={"default": {"agent": {"tokens": "60/minute"}}}), store=MemoryStore(clock=clock))
     gate.hold("planner", {"tokens": 30})
     large = asyncio.ensure_future(gate.ahold("planner", {"tokens": 60}, timeout=20))
-    await until(lambda: gate._hold_queues.queues, "the large one to wait")
+    await wait_until(lambda: gate._hold_queues.queues, "the large one to wait")
     small = asyncio.ensure_future(gate.ahold("planner", {"tokens": 1}, timeout=1))
     await asyncio.sleep(0)
     clock.advance(1)
@@ -186,7 +186,7 @@ async def test_f1_a_hold_that_only_others_keep_waiting_is_no_violation() -> None
     await asyncio.wait((large,))
 
 
-def in_line(gate: Gate, thread: bool, costs: dict[str, int], **options: Any) -> asyncio.Future[AccountHold]:
+def start_hold(gate: Gate, thread: bool, costs: dict[str, int], **options: Any) -> asyncio.Future[AccountHold]:
     """A hold of the planner that a task waits for, or a thread."""
     return asyncio.ensure_future(
         asyncio.to_thread(gate.hold, "planner", costs, **options) if thread else gate.ahold("planner", costs, **options)
@@ -205,10 +205,10 @@ async def test_f1_a_hold_whose_turn_never_comes_is_told_of_an_enforced_wait_or_a
     gate.hold("planner", {"tokens": 30})
     if not blocked:
         assert not gate.hold("planner", {"tokens": 60})
-    first = in_line(gate, thread, {"tokens": 60}, timeout=120)
-    await until(lambda: gate._hold_queues.length(LINE) == 1, "the first")
-    second = in_line(gate, thread, {"tokens": 1}, timeout=0.1)
-    await until(lambda: gate._hold_queues.length(LINE) == 2, "the second")
+    first = start_hold(gate, thread, {"tokens": 60}, timeout=120)
+    await wait_until(lambda: gate._hold_queues.length(LINE) == 1, "the first")
+    second = start_hold(gate, thread, {"tokens": 1}, timeout=0.1)
+    await wait_until(lambda: gate._hold_queues.length(LINE) == 2, "the second")
     if blocked:
         gate.block("planner")
     clock.advance(0.1)
@@ -228,8 +228,8 @@ async def test_f1_an_id_is_held_once_though_its_agent_moves_while_it_waits(threa
     gate = Gate(policy, store=MemoryStore(clock=clock))
     gate.hold("planner", {})
     options: dict[str, Any] = {"hold_id": "job", "timeout": 30}
-    waiting = in_line(gate, thread, {"usd": 5}, **options)
-    await until(lambda: gate._hold_queues.queues, "the hold to wait")
+    waiting = start_hold(gate, thread, {"usd": 5}, **options)
+    await wait_until(lambda: gate._hold_queues.queues, "the hold to wait")
     gate.set_account_limit("acme/-/planner", "slots", "2 in flight")
     assert gate.hold("planner", {"usd": 5}, hold_id="job")  # repeated, and granted first
     gate.set_agent_account("planner", "globex")
@@ -251,11 +251,11 @@ async def test_f1_a_hold_whose_agent_moves_waits_for_its_new_account(thread: boo
     gate = Gate(policy, store=MemoryStore(clock=clock))
     gate.hold("first", {})
     second = gate.hold("second", {})
-    waiting = in_line(gate, thread, {}, timeout=10)
-    await until(lambda: "acme" in gate._hold_queues._groups, "the hold to wait")
+    waiting = start_hold(gate, thread, {}, timeout=10)
+    await wait_until(lambda: "acme" in gate._hold_queues._groups, "the hold to wait")
     gate.set_agent_account("planner", "globex")
     clock.advance(LATER)
-    await until(lambda: "globex" in gate._hold_queues._groups, "the hold to wait for the other account")
+    await wait_until(lambda: "globex" in gate._hold_queues._groups, "the hold to wait for the other account")
     assert list(gate._hold_queues._groups) == ["globex", "globex/-/planner"]
     await second.asettle()  # the clock stands still: nothing else could wake it
     assert (await asyncio.wait_for(waiting, 10)).account == "globex/-/planner"
@@ -267,21 +267,21 @@ async def test_f1_a_hold_whose_agent_moves_waits_no_longer_than_its_timeout(thre
     policy = Policy(accounts={"default": {"agent": {"slots": "1 in flight"}}}, agents={"planner": {"account": "acme"}})
     gate = Gate(policy, store=MemoryStore(clock=clock))
     gate.hold("planner", {})
-    waiting = in_line(gate, thread, {}, timeout=1)
-    await until(lambda: "acme" in gate._hold_queues._groups, "the hold to wait")
+    waiting = start_hold(gate, thread, {}, timeout=1)
+    await wait_until(lambda: "acme" in gate._hold_queues._groups, "the hold to wait")
     gate.set_agent_account("planner", "globex")
     gate.hold("planner", {})  # its slot there
     clock.advance(LATER)
-    await until(lambda: "globex" in gate._hold_queues._groups, "the hold to wait for the other account")
+    await wait_until(lambda: "globex" in gate._hold_queues._groups, "the hold to wait for the other account")
     clock.advance(1 - 2 * LATER)
-    await asyncio.sleep(0.01)
+    await wait_until(lambda: clock._alarms, "the hold to look again")
     assert not waiting.done()
     clock.advance(LATER)
     assert not await asyncio.wait_for(waiting, 10)
 
 
 @pytest.fixture
-def unanswered(redis_server: Server) -> Iterator[tuple[Gate, ManualClock]]:
+def unanswered(redis_server: ValkeyServer) -> Iterator[tuple[Gate, ManualClock]]:
     """A gate whose server makes the first hold, and doesn't answer."""
     clock = ManualClock(1000)
     policy = Policy(accounts={"default": {"agent": {"slots": "1 in flight"}}}, agents={"planner": {"account": "acme"}})
@@ -302,15 +302,21 @@ def unanswered(redis_server: Server) -> Iterator[tuple[Gate, ManualClock]]:
         yield Gate(policy, store=store), clock
 
 
+async def unanswered_hold(gate: Gate, clock: ManualClock, thread: bool = False) -> asyncio.Future[AccountHold]:
+    """A hold that the server has made, and whose caller waits since it knows nothing of that."""
+    waiting = start_hold(gate, thread, {}, timeout=30)
+    await wait_until(lambda: clock._alarms, "the hold to wait")
+    assert gate.list_holds("acme")
+    return waiting
+
+
 @pytest.mark.parametrize("thread", [False, True], ids=["task", "thread"])
 @pytest.mark.parametrize("change", ["block", "move"])
 async def test_f1_a_hold_that_a_server_may_have_made_is_given_back_whatever_denies_it_later(
     unanswered: tuple[Gate, ManualClock], change: str, thread: bool
 ) -> None:
     gate, clock = unanswered
-    waiting = in_line(gate, thread, {}, timeout=30)
-    await until(lambda: gate.list_holds("acme"), "the hold")
-    await until(lambda: "acme" in gate._hold_queues._groups, "it to wait")
+    waiting = await unanswered_hold(gate, clock, thread)
     if change == "block":
         gate.block("planner")
     else:
@@ -323,10 +329,8 @@ async def test_f1_a_hold_that_a_server_may_have_made_is_given_back_whatever_deni
 async def test_f1_a_hold_that_a_server_may_have_made_is_given_back_if_its_caller_gives_up(
     unanswered: tuple[Gate, ManualClock],
 ) -> None:
-    gate, _ = unanswered
-    waiting = in_line(gate, False, {}, timeout=30)
-    await until(lambda: gate.list_holds("acme"), "the hold")
-    await asyncio.sleep(0.01)
+    gate, clock = unanswered
+    waiting = await unanswered_hold(gate, clock)
     waiting.cancel()
     await asyncio.wait((waiting,))
     assert gate.list_holds("acme") == []
@@ -337,15 +341,14 @@ async def test_f1_a_hold_that_a_server_makes_late_is_given_back_though_it_was_de
 ) -> None:
     """What it is sent before it hangs may come after what it is sent later, on another connection."""
     gate, clock = unanswered
-    waiting = in_line(gate, False, {}, timeout=30)
-    await until(lambda: gate.list_holds("acme"), "the hold")
+    waiting = await unanswered_hold(gate, clock)
     (late,) = gate.list_holds("acme")
     gate.find_hold("planner", late.id).cancel()
     gate.store.reset()  # type: ignore[attr-defined]
     first = gate.hold("planner", {})
     asked = gate._hold_templates().attempt(("planner", {}, None, None, None, late.id, 0, 3600))
     clock.advance(LATER)
-    await asyncio.sleep(0.05)
+    await wait_until(lambda: clock._alarms, "the hold to look again")
     assert not waiting.done()
     first.cancel()
     gate.block("planner")
@@ -357,7 +360,7 @@ async def test_f1_a_hold_that_a_server_makes_late_is_given_back_though_it_was_de
 
 @pytest.mark.parametrize("timeout", ["soon", -5, float("nan"), True, False])
 def test_f1_a_timeout_that_is_none_is_refused_whoever_asks(timeout: Any) -> None:
-    line = Line(exempt=["writer"])
+    line = WaitingLine(exempt=["writer"])
     for agent in ("planner", "writer"):
         with pytest.raises(InvalidInput, match="timeout: expected"):
             line.gate.hold(agent, {}, timeout=timeout)

@@ -16,7 +16,7 @@ YEAR = 31_536_000
 LONG = ["1/year burst 1000000", "1/year burst 100000000", "1 per 1000000 years burst 5", "1 per 250 years burst 3"]
 
 
-def written(limiter: Limiter, decision: Decision, dialect: str) -> dict[str, str]:
+def written_headers(limiter: Limiter, decision: Decision, dialect: str) -> dict[str, str]:
     writer = HeaderWriter(dialect).for_limit(limiter.limit)  # type: ignore[arg-type]
     return {name.decode(): value.decode() for name, value in writer.write(decision)}
 
@@ -41,7 +41,7 @@ def test_headers_of_a_limit_that_takes_ages(text: str, dialect: str) -> None:
     clock.advance(1)
     decisions.append(limiter.peek("a"))
     for decision in decisions:
-        headers = written(limiter, decision, dialect)
+        headers = written_headers(limiter, decision, dialect)
         read = read_headers(headers, now=1.8e9)
         (limit,) = read.limits
         assert limit.remaining == decision.remaining

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tests.support.hub_fleet import Fleet
+from tests.support.hub_fleet import HubFleet
 from tests.support.log_level import log_level as log_level
 from tests.support.scheduler import SchedulerHarness, open_harness
-from tests.support.valkey import PATIENCE, Server
-from tests.support.webhook_receiver import Receiver
+from tests.support.tenant import Tenant, open_tenant
+from tests.support.valkey import PATIENCE, ValkeyServer
+from tests.support.webhook_receiver import WebhookReceiver
 
 HERE = Path(__file__).parent
 
@@ -55,16 +56,16 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def receiver(patient: None) -> Iterator[Receiver]:
-    with Receiver() as receiver:
+def receiver(patient: None) -> Iterator[WebhookReceiver]:
+    with WebhookReceiver() as receiver:
         yield receiver
 
 
 @pytest.fixture
-def fleet(redis_server: Server, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Fleet:
+def fleet(redis_server: ValkeyServer, receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch) -> HubFleet:
     """Hubs that share a server, and compare their alerts with it all the time."""
     monkeypatch.setattr("headgate.hub.monitoring.alert_base._INTERVAL", 0.02)
-    return Fleet(redis_server, receiver)
+    return HubFleet(redis_server, receiver)
 
 
 @pytest.fixture(params=[False, True], ids=["at once", "later"])
@@ -80,3 +81,9 @@ def harness(elsewhere: bool, runner: asyncio.Runner) -> Iterator[SchedulerHarnes
     opened = open_harness(elsewhere=elsewhere)
     yield runner.run(opened.__aenter__())
     runner.run(opened.__aexit__(None, None, None))
+
+
+@pytest.fixture
+def tenant() -> Iterator[Tenant]:
+    with open_tenant() as tenant:
+        yield tenant

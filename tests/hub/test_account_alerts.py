@@ -18,17 +18,25 @@ from headgate.hub.monitoring import account_alerts as module
 from headgate.hub.monitoring.alert_base import encoded
 from headgate.hub.storage.database import DatabaseError
 from headgate.stores.redis.alerts import RedisAlerts
-from tests.support.account_alerts import PAYS, RAISED, RESOLVED, compared, settled, shown, spend
-from tests.support.alerts import settled as agents_settled
-from tests.support.hub import ADMIN, VIEWER, running
-from tests.support.hub_fleet import Fleet
+from tests.support.account_alerts import (
+    PAYS,
+    RAISED,
+    RESOLVED,
+    dashboard_alerts,
+    spend,
+    wait_for_comparison,
+    wait_until_idle,
+)
+from tests.support.alerts import wait_until_idle as agents_settled
+from tests.support.hub import ADMIN, VIEWER, hub_server
+from tests.support.hub_fleet import HubFleet
 from tests.support.valkey import wait_for
-from tests.support.webhook_receiver import Receiver
+from tests.support.webhook_receiver import WebhookReceiver
 
 pytestmark = pytest.mark.usefixtures("no_proxies", "patient")
 
 
-def events(receiver: Receiver) -> list[tuple[str, str, float]]:
+def events(receiver: WebhookReceiver) -> list[tuple[str, str, float]]:
     found = [one.json() for one in receiver.heard]
     return [(one["event"], one["alert"]["account"], one["alert"]["share"]) for one in found]
 
@@ -36,14 +44,14 @@ def events(receiver: Receiver) -> list[tuple[str, str, float]]:
 # One hub --------------------------------------------------------------------------------------------------------------
 
 
-def test_f1_80_percent_of_a_budget_are_one_alert_which_becomes_that_of_100_percent(receiver: Receiver) -> None:
-    with capture_logs() as logged, running(PAYS, webhooks=(receiver.url,)) as hub:
+def test_f1_80_percent_of_a_budget_are_one_alert_which_becomes_that_of_100_percent(receiver: WebhookReceiver) -> None:
+    with capture_logs() as logged, hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         assert spend(hub, "7.9")
-        settled(hub)
-        assert (receiver.heard, shown(hub)) == ([], [])
+        wait_until_idle(hub)
+        assert (receiver.heard, dashboard_alerts(hub)) == ([], [])
         assert spend(hub, "0.1")
         assert spend(hub, "0.5", "writer")
-        settled(hub)
+        wait_until_idle(hub)
         assert events(receiver) == [(RAISED, "acme/search", 0.8)]
         heard = receiver.heard[0].json()
         first = heard["alert"]
@@ -52,11 +60,11 @@ def test_f1_80_percent_of_a_budget_are_one_alert_which_becomes_that_of_100_perce
         assert first["resets_at"] == pytest.approx((hub.clock.wall() // 86400 + 1) * 86400)
         assert spend(hub, "1.5")
         assert not spend(hub, "1")
-        settled(hub)
+        wait_until_idle(hub)
         assert events(receiver)[1:] == [(RAISED, "acme/search", 1.0)]
         second = receiver.heard[1].json()["alert"]
         assert second == {**first, "share": 1.0, "times": 2, "left": "0.000000"}
-        assert shown(hub) == [second]
+        assert dashboard_alerts(hub) == [second]
         with hub.http(ADMIN) as http:
             listed = http.get("/api/admin/alerts").json()
         assert (listed["alerts"], listed["account_alerts"], listed["open"]) == ([], [second], 1)
@@ -69,7 +77,7 @@ def test_f1_80_percent_of_a_budget_are_one_alert_which_becomes_that_of_100_perce
     assert (lines[0]["account"], lines[0]["resource"]) == ("acme/search", "usd")
 
 
-def test_f1_a_restarted_hub_raises_the_alerts_of_its_budgets_again(receiver: Receiver, tmp_path: Path) -> None:
+def test_f1_a_restarted_hub_raises_the_alerts_of_its_budgets_again(receiver: WebhookReceiver, tmp_path: Path) -> None:
     policy = Policy(
         accounts={
             "at": {"acme": {"usd": "100 in all"}, "acme/search": {"usd": "10/calendar year", "slots": "1 in flight"}},
@@ -78,25 +86,25 @@ def test_f1_a_restarted_hub_raises_the_alerts_of_its_budgets_again(receiver: Rec
         agents={"planner": {"account": "acme/search"}},
     )
     file = tmp_path / "limits.db"
-    with MemoryStore(remember=file) as store, running(policy, store=store, data=tmp_path) as hub:
+    with MemoryStore(remember=file) as store, hub_server(policy, store=store, data=tmp_path) as hub:
         assert spend(hub, "9")
         assert hub.hub.gate.hold("planner", {}, lease=600)  # slots raise no alert
         hub.register("lone")
         hub.hub.gate.hold("lone", {"eur": 2}).settle()
-        settled(hub)
-        before = {one["account"]: one for one in shown(hub)}
+        wait_until_idle(hub)
+        before = {one["account"]: one for one in dashboard_alerts(hub)}
         assert set(before) == {"acme/search", "-/-/lone"}
     with (
         MemoryStore(remember=file) as store,
-        running(policy, store=store, data=tmp_path, webhooks=(receiver.url,)) as hub,
+        hub_server(policy, store=store, data=tmp_path, webhooks=(receiver.url,)) as hub,
     ):
-        settled(hub)
+        wait_until_idle(hub)
         assert sorted(events(receiver)) == [(RAISED, "-/-/lone", 1.0), (RAISED, "acme/search", 0.8)]
-        for one in shown(hub):
+        for one in dashboard_alerts(hub):
             again = {"alert_id": one["alert_id"], "raised_at": one["raised_at"]}
             assert one == before[one["account"]] | again
         hub.hub.gate.set_account_limit("acme/search", "usd", "50/calendar year")
-        settled(hub)
+        wait_until_idle(hub)
         assert events(receiver)[2:] == [(RESOLVED, "acme/search", 0.8)]
 
 
@@ -104,21 +112,21 @@ def test_f1_a_restarted_hub_raises_alerts_of_agents_that_are_not_registered(tmp_
     """An admin may hold for any agent. One that nothing names is known at its next hold."""
     accounts, file = {"default": {"agent": {"usd": "10 in all"}}}, tmp_path / "limits.db"
     policy = Policy(accounts=accounts, agents={"planner": {"account": "acme"}})
-    with MemoryStore(remember=file) as store, running(policy, store=store, data=tmp_path) as hub:
+    with MemoryStore(remember=file) as store, hub_server(policy, store=store, data=tmp_path) as hub:
         hub.hub.gate.set_agent_account("writer", "acme")
         assert all([spend(hub, "8", agent) for agent in ("planner", "writer", "other")])
-    with MemoryStore(remember=file) as store, running(policy, store=store, data=tmp_path) as hub:
-        settled(hub)
-        assert {alert["account"] for alert in shown(hub)} == {"acme/-/planner", "acme/-/writer"}
+    with MemoryStore(remember=file) as store, hub_server(policy, store=store, data=tmp_path) as hub:
+        wait_until_idle(hub)
+        assert {alert["account"] for alert in dashboard_alerts(hub)} == {"acme/-/planner", "acme/-/writer"}
         assert spend(hub, "1", "other")
-        settled(hub)
-        assert {alert["account"] for alert in shown(hub)} == {"acme/-/planner", "acme/-/writer", "-/-/other"}
+        wait_until_idle(hub)
+        assert {alert["account"] for alert in dashboard_alerts(hub)} == {"acme/-/planner", "acme/-/writer", "-/-/other"}
 
 
 def test_f1_a_restarted_hub_waits_until_it_can_read_its_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.hub.monitoring.alert_base._INTERVAL", 0.02)
     policy, file = Policy(accounts={"default": {"agent": {"usd": "10 in all"}}}), tmp_path / "limits.db"
-    with MemoryStore(remember=file) as store, running(policy, store=store, data=tmp_path) as hub:
+    with MemoryStore(remember=file) as store, hub_server(policy, store=store, data=tmp_path) as hub:
         hub.register("planner")
         hub.register("writer")
         assert spend(hub, "9")
@@ -133,12 +141,12 @@ def test_f1_a_restarted_hub_waits_until_it_can_read_its_agents(tmp_path: Path, m
     with (
         capture_logs() as logged,
         MemoryStore(remember=file) as store,
-        running(policy, store=store, data=tmp_path) as hub,
+        hub_server(policy, store=store, data=tmp_path) as hub,
     ):
         assert spend(hub, "9", "writer")
         wait_for(lambda: hub.hub.account_alerts.open == 1, "what is spent now")
-        settled(hub)
-        assert [alert["account"] for alert in shown(hub)] == ["-/-/writer"]
+        wait_until_idle(hub)
+        assert [alert["account"] for alert in dashboard_alerts(hub)] == ["-/-/writer"]
         failures.clear()
         wait_for(lambda: hub.hub.account_alerts.open == 2, "what was spent before")
     assert [line["error"] for line in logged if line["log_level"] == "error"] == ["no agents"], "said once"
@@ -147,7 +155,7 @@ def test_f1_a_restarted_hub_waits_until_it_can_read_its_agents(tmp_path: Path, m
 def test_f1_a_reload_that_removes_accounts_stops_no_alert_of_others(tmp_path: Path) -> None:
     at, agents = {"acme": {"usd": "10 in all"}}, {"planner": {"account": "acme/search"}}
     policy, file = Policy(accounts={"at": at}, agents=agents), tmp_path / "limits.db"
-    with MemoryStore(remember=file) as store, running(policy, store=store, data=tmp_path) as hub:
+    with MemoryStore(remember=file) as store, hub_server(policy, store=store, data=tmp_path) as hub:
         hub.register("planner")
         assert spend(hub, "9")
     read: list[list[str]] = []
@@ -161,15 +169,15 @@ def test_f1_a_reload_that_removes_accounts_stops_no_alert_of_others(tmp_path: Pa
                 self.reload(Policy(accounts={"levels": ["agent", "session"], "at": at}))
             return await super().aaccounts(read[-1])
 
-    with MemoryStore(remember=file) as store, running(policy, store=store, data=tmp_path, gate=Reloaded) as hub:
-        settled(hub)
+    with MemoryStore(remember=file) as store, hub_server(policy, store=store, data=tmp_path, gate=Reloaded) as hub:
+        wait_until_idle(hub)
         assert read[0] == ["acme", "acme/search", "acme/search/planner"], "read together"
         assert read[1:4] == [[path] for path in read[0]], "and then one by one"
-        assert [alert["account"] for alert in shown(hub)] == ["acme"]
+        assert [alert["account"] for alert in dashboard_alerts(hub)] == ["acme"]
 
 
-def test_f1_an_alert_is_resolved_also_if_the_next_one_fails(receiver: Receiver) -> None:
-    with capture_logs() as logged, running(PAYS, webhooks=(receiver.url,)) as hub:
+def test_f1_an_alert_is_resolved_also_if_the_next_one_fails(receiver: WebhookReceiver) -> None:
+    with capture_logs() as logged, hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         alerts, ends, no_amount = hub.hub.account_alerts, float(round(hub.clock.wall()) + 60), cast("Any", None)
 
         def spend_in_both() -> None:
@@ -177,18 +185,18 @@ def test_f1_an_alert_is_resolved_also_if_the_next_one_fails(receiver: Receiver) 
             alerts.on_alert(AccountAlerted("broken", "usd", "", 0.8, "10 usd/calendar day", ends, no_amount))
 
         hub.call(spend_in_both)
-        settled(hub)
+        wait_until_idle(hub)
         hub.clock.advance(60)
-        settled(hub)
+        wait_until_idle(hub)
         assert events(receiver) == [(RAISED, "acme", 0.8), (RESOLVED, "acme", 0.8)]
     assert [line["event"] for line in logged if line["log_level"] == "error"] == ["an alert of an account failed"]
 
 
-def test_f1_an_empty_budget_of_a_team_makes_nobody_an_offender(receiver: Receiver) -> None:
-    with running(PAYS, webhooks=(receiver.url,)) as hub:
+def test_f1_an_empty_budget_of_a_team_makes_nobody_an_offender(receiver: WebhookReceiver) -> None:
+    with hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         assert spend(hub, "10")
         assert not any([spend(hub, "1", agent) for agent in ("planner", "writer") * 10])
-        settled(hub)
+        wait_until_idle(hub)
         agents_settled(hub)
         assert events(receiver) == [(RAISED, "acme/search", 1.0)], "no alert of an agent"
         with hub.http(ADMIN) as http:
@@ -203,60 +211,60 @@ def test_f1_an_empty_budget_of_a_team_makes_nobody_an_offender(receiver: Receive
 
 @pytest.mark.parametrize("settings", [{"exempt": ["planner"]}, {"shadow": True}], ids=["exempt", "shadow"])
 def test_f1_exempt_and_shadowed_spending_raises_alerts_like_any_other(
-    receiver: Receiver, settings: dict[str, Any]
+    receiver: WebhookReceiver, settings: dict[str, Any]
 ) -> None:
     policy = Policy(
         accounts={"at": {"acme": {"usd": "10 in all"}}}, agents={"planner": {"account": "acme"}}, **settings
     )
-    with running(policy, webhooks=(receiver.url,)) as hub:
+    with hub_server(policy, webhooks=(receiver.url,)) as hub:
         assert spend(hub, "9")
         assert spend(hub, "9")
-        settled(hub)
+        wait_until_idle(hub)
         assert events(receiver) == [(RAISED, "acme", 0.8), (RAISED, "acme", 1.0)]
         assert receiver.heard[0].json()["alert"]["resets_at"] is None
 
 
-def test_f1_an_alert_is_resolved_when_the_period_ends(receiver: Receiver) -> None:
-    with capture_logs() as logged, running(PAYS, webhooks=(receiver.url,)) as hub:
+def test_f1_an_alert_is_resolved_when_the_period_ends(receiver: WebhookReceiver) -> None:
+    with capture_logs() as logged, hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         spend(hub, "9")
-        settled(hub)
-        left = shown(hub)[0]["resets_at"] - hub.clock.wall()
+        wait_until_idle(hub)
+        left = dashboard_alerts(hub)[0]["resets_at"] - hub.clock.wall()
         hub.clock.advance(left - 1)
-        settled(hub)
+        wait_until_idle(hub)
         assert hub.hub.account_alerts.open == 1
         hub.clock.advance(1)
-        settled(hub)
+        wait_until_idle(hub)
         assert events(receiver) == [(RAISED, "acme/search", 0.8), (RESOLVED, "acme/search", 0.8)]
         assert (hub.hub.account_alerts.open, hub.hub.account_alerts.resolved) == (0, 1)
-        assert [alert["resolved_at"] is None for alert in shown(hub)] == [False]
+        assert [alert["resolved_at"] is None for alert in dashboard_alerts(hub)] == [False]
         spend(hub, "8")
-        settled(hub)
+        wait_until_idle(hub)
         assert events(receiver)[2:] == [(RAISED, "acme/search", 0.8)]
         assert receiver.heard[0].json()["alert"]["alert_id"] != receiver.heard[2].json()["alert"]["alert_id"]
-        assert [alert["resolved_at"] is None for alert in shown(hub)] == [True, False], "the newest first"
+        assert [alert["resolved_at"] is None for alert in dashboard_alerts(hub)] == [True, False], "the newest first"
     assert [line["log_level"] for line in logged if line["event"] == "a budget is available again"] == ["info"]
 
 
-def test_f1_a_raised_budget_resolves_the_alert_or_makes_it_that_of_80_percent(receiver: Receiver) -> None:
-    with running(PAYS, webhooks=(receiver.url,)) as hub:
+def test_f1_a_raised_budget_resolves_the_alert_or_makes_it_that_of_80_percent(receiver: WebhookReceiver) -> None:
+    with hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         spend(hub, "10")
-        settled(hub)
+        wait_until_idle(hub)
         hub.hub.gate.set_account_limit("acme/search", "usd", "12/calendar day", by="ada")
-        wait_for(lambda: shown(hub)[0]["share"] == 0.8, "that of 80 percent")
-        assert shown(hub)[0]["limit"] == "12 usd/calendar day"
+        wait_for(lambda: dashboard_alerts(hub)[0]["share"] == 0.8, "that of 80 percent")
+        assert dashboard_alerts(hub)[0]["limit"] == "12 usd/calendar day"
         assert events(receiver) == [(RAISED, "acme/search", 1.0)], "which is no news"
         hub.hub.gate.set_account_limit("acme/search", "usd", "13/calendar day", by="ada")
         wait_for(lambda: len(receiver.heard) == 2, "the end of it")
         assert events(receiver)[1:] == [(RESOLVED, "acme/search", 0.8)]
         spend(hub, "1")
-        settled(hub)
+        wait_until_idle(hub)
         assert events(receiver)[2:] == [(RAISED, "acme/search", 0.8)], "of the new amount"
 
 
-def test_f1_a_lowered_budget_is_that_of_100_percent_and_a_removed_one_has_no_alert(receiver: Receiver) -> None:
-    with running(PAYS, webhooks=(receiver.url,)) as hub:
+def test_f1_a_lowered_budget_is_that_of_100_percent_and_a_removed_one_has_no_alert(receiver: WebhookReceiver) -> None:
+    with hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         spend(hub, "9")
-        settled(hub)
+        wait_until_idle(hub)
         hub.hub.gate.set_account_limit("acme/search", "usd", "9/calendar day")
         wait_for(lambda: len(receiver.heard) == 2, "that of 100 percent")
         assert events(receiver)[1:] == [(RAISED, "acme/search", 1.0)]
@@ -265,59 +273,59 @@ def test_f1_a_lowered_budget_is_that_of_100_percent_and_a_removed_one_has_no_ale
         assert events(receiver)[2:] == [(RESOLVED, "acme/search", 1.0)]
 
 
-def test_f1_holds_that_are_settled_for_less_resolve_an_alert_within_half_a_minute(receiver: Receiver) -> None:
-    with running(PAYS, webhooks=(receiver.url,)) as hub:
+def test_f1_holds_that_are_settled_for_less_resolve_an_alert_within_half_a_minute(receiver: WebhookReceiver) -> None:
+    with hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         hold = hub.hub.gate.hold("planner", {"usd": "9"})
-        settled(hub)
+        wait_until_idle(hub)
         hold.settle({"usd": "1"})
         hub.clock.advance(30)
-        settled(hub)
+        wait_until_idle(hub)
         assert events(receiver) == [(RAISED, "acme/search", 0.8), (RESOLVED, "acme/search", 0.8)]
 
 
-def test_f1_an_alert_stays_open_until_less_than_70_percent_are_used(receiver: Receiver) -> None:
-    with running(PAYS, webhooks=(receiver.url,)) as hub:
+def test_f1_an_alert_stays_open_until_less_than_70_percent_are_used(receiver: WebhookReceiver) -> None:
+    with hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         holds = [hub.hub.gate.hold("planner", {"usd": "1"}) for _ in range(8)]
-        settled(hub)
+        wait_until_idle(hub)
         for left, heard in ((7, 1), (6, 2)):
             holds.pop().cancel()
             assert len(holds) == left
             hub.clock.advance(30)
-            settled(hub)
+            wait_until_idle(hub)
             assert len(events(receiver)) == heard
         hub.hub.gate.hold("planner", {"usd": "2"})
-        settled(hub)
+        wait_until_idle(hub)
         assert [event for event, _, _ in events(receiver)] == [RAISED, RESOLVED, RAISED]
 
 
-def test_f1_two_budgets_of_a_resource_have_alerts_of_their_own(receiver: Receiver) -> None:
+def test_f1_two_budgets_of_a_resource_have_alerts_of_their_own(receiver: WebhookReceiver) -> None:
     policy = Policy(
         accounts={"at": {"acme": {"usd": ["10/calendar day", "11/calendar month"]}}}, agents={"a": {"account": "acme"}}
     )
-    with running(policy, webhooks=(receiver.url,)) as hub:
+    with hub_server(policy, webhooks=(receiver.url,)) as hub:
         spend(hub, "9", "a")
         spend(hub, "0.5", "a")
-        settled(hub)
+        wait_until_idle(hub)
         limits = [one.json()["alert"]["limit"] for one in receiver.heard]
         assert limits == ["10 usd/calendar day", "11 usd/calendar month"]
         assert hub.hub.account_alerts.open == 2
 
 
-def test_f1_open_alerts_of_accounts_are_bounded(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f1_open_alerts_of_accounts_are_bounded(receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_ACCOUNT_ALERTS", 3)
-    with capture_logs() as logged, running(PAYS, webhooks=(receiver.url,)) as hub:
+    with capture_logs() as logged, hub_server(PAYS, webhooks=(receiver.url,)) as hub:
         for number in range(5):
             hub.hub.account_alerts.on_alert(AccountAlerted(f"org-{number}", "usd", "", 0.8, "10 usd in all", None))
-            settled(hub)
+            wait_until_idle(hub)
         assert (hub.hub.account_alerts.open, len(receiver.heard)) == (3, 3)
         assert sum(line["event"].startswith("too many open alerts of accounts") for line in logged) == 1
 
 
 @pytest.mark.parametrize("token", [VIEWER, ""], ids=["viewer", "public"])
 def test_f1_only_admins_get_alerts_of_accounts(token: str) -> None:
-    with running(PAYS, public_dashboard=True) as hub, hub.http(token) as http, hub.agent("planner"):
+    with hub_server(PAYS, public_dashboard=True) as hub, hub.http(token) as http, hub.agent("planner"):
         spend(hub, "9")
-        settled(hub)
+        wait_until_idle(hub)
         state = http.get("/api/dashboard/state").json()
         summary = state["summary"]
         assert (state["account_alerts"], summary["open_alerts"], summary["open_account_alerts"]) == ([], 0, 0)
@@ -340,44 +348,44 @@ def test_f1_the_docs_list_every_field_and_event() -> None:
 # Several hubs ---------------------------------------------------------------------------------------------------------
 
 
-def test_f1_a_fleet_raises_shows_and_resolves_one_alert(fleet: Fleet) -> None:
+def test_f1_a_fleet_raises_shows_and_resolves_one_alert(fleet: HubFleet) -> None:
     with fleet.hub(policy=PAYS) as one, fleet.hub(policy=PAYS) as other:
         spend(one, "8")
         spend(other, "0.1")
-        compared(one, other)
+        wait_for_comparison(one, other)
         assert events(fleet.receiver) == [(RAISED, "acme/search", 0.8)]
-        assert shown(one) == shown(other) == [fleet.receiver.heard[0].json()["alert"]]
+        assert dashboard_alerts(one) == dashboard_alerts(other) == [fleet.receiver.heard[0].json()["alert"]]
         assert (one.hub.alerts.open, other.hub.alerts.open) == (0, 0), "it is no alert of an agent"
         spend(other, "1.9")
         spend(one, "1")
-        compared(one, other)
+        wait_for_comparison(one, other)
         assert events(fleet.receiver)[1:] == [(RAISED, "acme/search", 1.0)]
         fleet.clock.advance(86400)
         wait_for(lambda: one.hub.account_alerts.open == other.hub.account_alerts.open == 0, "the end of it")
-        compared(one, other)
+        wait_for_comparison(one, other)
         assert events(fleet.receiver)[2:] == [(RESOLVED, "acme/search", 1.0)]
         assert one.hub.account_alerts.resolved + other.hub.account_alerts.resolved == 1
         assert fleet.open == {}
 
 
-def test_f1_an_alert_of_a_hub_that_stopped_is_found_and_resolved_by_another(fleet: Fleet) -> None:
+def test_f1_an_alert_of_a_hub_that_stopped_is_found_and_resolved_by_another(fleet: HubFleet) -> None:
     with fleet.hub(policy=PAYS) as one:
         spend(one, "9")
-        settled(one)
+        wait_until_idle(one)
     with fleet.hub(policy=PAYS) as later:
         wait_for(lambda: later.hub.account_alerts.open, "the alert")
         spend(later, "0.1")
-        compared(later)
+        wait_for_comparison(later)
         assert events(fleet.receiver) == [(RAISED, "acme/search", 0.8)]
         fleet.clock.advance(86400)
         wait_for(lambda: len(fleet.receiver.heard) == 2, "the end of it")
         assert events(fleet.receiver)[1:] == [(RESOLVED, "acme/search", 0.8)]
 
 
-def test_f1_foreign_data_in_the_server_does_no_harm(fleet: Fleet) -> None:
+def test_f1_foreign_data_in_the_server_does_no_harm(fleet: HubFleet) -> None:
     with fleet.hub(policy=PAYS) as one, fleet.server.client() as client:
         spend(one, "9")
-        compared(one)
+        wait_for_comparison(one)
         ((key, alert),) = fleet.open.items()
         strange = {
             "\tno": "nonsense",
@@ -386,32 +394,32 @@ def test_f1_foreign_data_in_the_server_does_no_harm(fleet: Fleet) -> None:
             key.replace("search", "x"): json.dumps({**alert, "account": "acme/x", "raised_at": 1e300}),
         }
         client.hset(f"{fleet.prefix}{{alerts}}a1:open", mapping=strange)
-        compared(one)
+        wait_for_comparison(one)
         assert (one.hub.account_alerts.open, one.hub.alerts.open) == (1, 0)
         client.delete(f"{fleet.prefix}{{alerts}}a1:open")  # the server loses it
-        compared(one)
+        wait_for_comparison(one)
         assert fleet.open == {key: alert}
         assert events(fleet.receiver) == [(RAISED, "acme/search", 0.8)]
 
 
 def test_f1_raised_while_the_server_is_away_it_is_shared_when_it_is_back(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    fleet: HubFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with fleet.hub(policy=PAYS) as one, fleet.hub(policy=PAYS) as other:
-        compared(one, other)
+        wait_for_comparison(one, other)
         away = {"one": True}
         monkeypatch.setattr(one.hub.account_alerts._store, "is_away", lambda: away["one"])
         spend(one, "9")
-        settled(one)
+        wait_until_idle(one)
         assert (one.hub.account_alerts.open, fleet.open) == (1, {})
         away["one"] = False
-        compared(one, other)
-        assert list(fleet.open.values()) == shown(other) == [fleet.receiver.heard[0].json()["alert"]]
+        wait_for_comparison(one, other)
+        assert list(fleet.open.values()) == dashboard_alerts(other) == [fleet.receiver.heard[0].json()["alert"]]
         assert events(fleet.receiver) == [(RAISED, "acme/search", 0.8)]
 
 
 def test_f1_alerts_that_another_hub_has_resolved_are_not_resolved_one_by_one(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    fleet: HubFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At midnight all hubs resolve the alerts of all daily budgets: who comes too late sees that at the first."""
     monkeypatch.setattr("headgate.hub.monitoring.alert_base._INTERVAL", 3600.0)
@@ -430,7 +438,7 @@ def test_f1_alerts_that_another_hub_has_resolved_are_not_resolved_one_by_one(
     with fleet.hub(policy=policy) as one:
         for team in teams:
             spend(one, "9", team[-1])
-        settled(one)
+        wait_until_idle(one)
         shared = one.hub.account_alerts._store._shared
         assert shared is not None
         for name, entry in one.hub.account_alerts._open.items():
@@ -439,7 +447,7 @@ def test_f1_alerts_that_another_hub_has_resolved_are_not_resolved_one_by_one(
         monkeypatch.setattr(RedisAlerts, "end", noted)
         fleet.clock.advance(86400)
         wait_for(lambda: not one.hub.account_alerts.open, "the end of them")
-        settled(one)
+        wait_until_idle(one)
         assert len(ended) == 1
         assert one.hub.account_alerts.resolved == 0
         assert [what for what, *_ in events(fleet.receiver)] == [RAISED] * 3

@@ -1,8 +1,8 @@
 """Metrics of holds and of alerts of accounts: no name of an agent or an account is a label."""
 
 from headgate import Policy
-from tests.support.account_alerts import PAYS, settled, spend
-from tests.support.hub import ADMIN, running
+from tests.support.account_alerts import PAYS, spend, wait_until_idle
+from tests.support.hub import ADMIN, hub_server
 from tests.support.prometheus import Series, scrape
 
 POLICY = Policy(
@@ -31,7 +31,7 @@ def counted(found: dict[Series, float], name: str, *labels: str) -> dict[tuple[s
 
 
 def test_f1_holds_are_counted_by_resource_and_outcome_and_denials_by_level() -> None:
-    with running(POLICY) as hub:
+    with hub_server(POLICY) as hub:
         gate = hub.hub.gate
         assert gate.hold("planner", {"usd": "5"})  # the organisation has the smallest share left
         assert gate.hold("writer", {"usd": "4"})
@@ -63,7 +63,7 @@ def test_f1_holds_are_counted_by_resource_and_outcome_and_denials_by_level() -> 
 
 
 def test_f1_denied_holds_are_seen_like_denied_checks() -> None:
-    with running(POLICY) as hub, hub.http(ADMIN) as admin:
+    with hub_server(POLICY) as hub, hub.http(ADMIN) as admin:
         gate = hub.hub.gate
         assert gate.hold("writer", {"usd": "4"}, tool="web")
         for _ in range(3):
@@ -84,7 +84,7 @@ def test_f1_denied_holds_are_seen_like_denied_checks() -> None:
 
 
 def test_a_denied_hold_hides_no_address() -> None:
-    with running(POLICY) as hub:
+    with hub_server(POLICY) as hub:
         denials = hub.hub.stats.denials
         denied = hub.hub.gate.hold("writer", {"usd": "20"}).decision
         denials.add("writer", "ws", "ping", "light", "192.0.2.7", denied)
@@ -93,10 +93,10 @@ def test_a_denied_hold_hides_no_address() -> None:
 
 
 def test_f1_alerts_of_accounts_are_counted_by_share() -> None:
-    with running(PAYS) as hub:
+    with hub_server(PAYS) as hub:
         spend(hub, "8")
         spend(hub, "2")
-        settled(hub)
+        wait_until_idle(hub)
         found = scrape(hub)
     assert counted(found, "headgate_account_alerts_total", "share") == {("0.8",): 1, ("1",): 1}
     assert counted(found, "headgate_account_alerts_open") == {(): 1}
@@ -104,7 +104,7 @@ def test_f1_alerts_of_accounts_are_counted_by_share() -> None:
 
 
 def test_f1_there_are_as_many_series_whatever_accounts_agents_and_tools_there_are() -> None:
-    with running(POLICY) as hub:
+    with hub_server(POLICY) as hub:
         before = set(scrape(hub))
         for number in range(50):
             hub.hub.gate.set_agent_account(f"agent-{number}", f"org-{number}/team-{number}")

@@ -10,8 +10,8 @@ import pytest
 
 from headgate import ManualClock, Policy, RedisStore
 from headgate.errors import StoreAway
-from tests.support.hub import ADMIN, Running, running
-from tests.support.valkey import PATIENCE, Server
+from tests.support.hub import ADMIN, HubServer, hub_server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 POLICY = Policy(
     addresses={"registration": "1000/minute"},
@@ -21,40 +21,40 @@ POLICY = Policy(
 
 
 @contextmanager
-def hub_with(kind: str, request: pytest.FixtureRequest, **settings: Any) -> Iterator[Running]:
+def hub_with(kind: str, request: pytest.FixtureRequest, **settings: Any) -> Iterator[HubServer]:
     store = None
     if kind == "valkey":
-        server: Server = request.getfixturevalue("redis_server")
+        server: ValkeyServer = request.getfixturevalue("redis_server")
         clock = ManualClock(start=1000)
         store = RedisStore(server.url, prefix=f"test-{uuid4().hex}:", timeout=PATIENCE, clock=clock)
-    with running(POLICY, store=store, **settings) as hub:
+    with hub_server(POLICY, store=store, **settings) as hub:
         yield hub
 
 
 @pytest.fixture(params=["memory", "valkey"])
-def hub(request: pytest.FixtureRequest) -> Iterator[Running]:
+def hub(request: pytest.FixtureRequest) -> Iterator[HubServer]:
     with hub_with(request.param, request, registration="invitation") as hub:
         yield hub
 
 
 @pytest.fixture
-def admin(hub: Running) -> Iterator[httpx.Client]:
+def admin(hub: HubServer) -> Iterator[httpx.Client]:
     with hub.http(ADMIN) as client:
         yield client
 
 
 @pytest.fixture
-def anyone(hub: Running) -> Iterator[httpx.Client]:
+def anyone(hub: HubServer) -> Iterator[httpx.Client]:
     with hub.http() as client:
         yield client
 
 
-def belongs(hub: Running, agent: str) -> tuple[str, str]:
+def belongs(hub: HubServer, agent: str) -> tuple[str, str]:
     rules = hub.hub.gate.effective.agents.get(agent)
     return hub.hub.gate.path_of(agent), "" if rules is None else rules.plan
 
 
-def recorded(hub: Running, agent: str) -> list[tuple[list[str], str]]:
+def recorded(hub: HubServer, agent: str) -> list[tuple[list[str], str]]:
     """The changes to an agent: the kinds of their edits, and who made them."""
     found = [[edit for edit in change.edits if edit.agent == agent] for change in hub.hub.gate.history()]
     by = [change.by for change in hub.hub.gate.history()]
@@ -62,7 +62,7 @@ def recorded(hub: Running, agent: str) -> list[tuple[list[str], str]]:
 
 
 @pytest.mark.parametrize("path", ["/api/admin/agents", "/api/onboard/register"])
-def test_an_admin_registers_an_agent_for_an_account(hub: Running, admin: httpx.Client, path: str) -> None:
+def test_an_admin_registers_an_agent_for_an_account(hub: HubServer, admin: httpx.Client, path: str) -> None:
     body = {"agent_id": "planner", "account": "acme/search", "plan": "pro"}
     answer = admin.post(path, json=body)
     assert answer.status_code == 201, answer.text
@@ -77,7 +77,7 @@ def test_an_admin_registers_an_agent_for_an_account(hub: Running, admin: httpx.C
 
 
 def test_an_invitation_carries_the_account_and_is_recorded_by_its_maker(
-    hub: Running, admin: httpx.Client, anyone: httpx.Client
+    hub: HubServer, admin: httpx.Client, anyone: httpx.Client
 ) -> None:
     code = admin.post("/api/admin/invitations", json={"account": "acme/search", "plan": "free"}).json()["invitation"]
     assert anyone.post("/api/onboard/register", json={"agent_id": "guest", "invitation": code}).status_code == 201
@@ -93,7 +93,7 @@ def test_an_invitation_carries_the_account_and_is_recorded_by_its_maker(
 
 
 def test_an_invitation_is_not_used_up_by_a_name_that_is_taken(
-    hub: Running, admin: httpx.Client, anyone: httpx.Client
+    hub: HubServer, admin: httpx.Client, anyone: httpx.Client
 ) -> None:
     hub.register("planner")
     code = admin.post("/api/admin/invitations", json={"account": "acme/search"}).json()["invitation"]
@@ -106,7 +106,7 @@ def test_an_invitation_is_not_used_up_by_a_name_that_is_taken(
 
 @pytest.mark.parametrize("named", [{"account": "acme/search"}, {"plan": "pro"}, {"account": ""}])
 def test_nobody_else_names_an_account(
-    hub: Running, admin: httpx.Client, anyone: httpx.Client, named: dict[str, str]
+    hub: HubServer, admin: httpx.Client, anyone: httpx.Client, named: dict[str, str]
 ) -> None:
     code = admin.post("/api/admin/invitations").json()["invitation"]
     body = {"agent_id": "sly", "invitation": code, **named}
@@ -130,7 +130,7 @@ def test_nobody_else_names_an_account(
         ({"account": 5}, "body: Expected `str | null`, got `int` - at `$.account`"),
     ],
 )
-def test_a_wrong_account_registers_nobody(hub: Running, admin: httpx.Client, named: Any, detail: str) -> None:
+def test_a_wrong_account_registers_nobody(hub: HubServer, admin: httpx.Client, named: Any, detail: str) -> None:
     for path in ("/api/admin/agents", "/api/onboard/register"):
         answer = admin.post(path, json={"agent_id": "planner", **named})
         assert (answer.status_code, answer.json()["error"]) == (400, "invalid")
@@ -154,7 +154,7 @@ def test_an_invitation_counts_where_anybody_may_register(request: pytest.Fixture
         ]
 
 
-def test_an_agent_whose_account_cannot_be_set_gets_no_token(hub: Running, admin: httpx.Client) -> None:
+def test_an_agent_whose_account_cannot_be_set_gets_no_token(hub: HubServer, admin: httpx.Client) -> None:
     def away(*_: object, **__: object) -> None:
         raise StoreAway("gone")
 

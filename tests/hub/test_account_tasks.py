@@ -2,11 +2,16 @@
 
 from headgate import Policy
 from tests.support.account_alerts import PAYS, spend
-from tests.support.hub import ADMIN, running
+from tests.support.hub import ADMIN, hub_server
 
 
 def test_f1_agents_of_an_empty_account_still_get_tasks() -> None:
-    with running(PAYS) as hub, hub.agent("planner") as planner, hub.agent("writer") as writer, hub.http(ADMIN) as http:
+    with (
+        hub_server(PAYS) as hub,
+        hub.agent("planner") as planner,
+        hub.agent("writer") as writer,
+        hub.http(ADMIN) as http,
+    ):
         assert spend(hub, "10")
         assert not any([spend(hub, "1", agent) for agent in ("planner", "writer") * 10])
         for number in range(2):
@@ -20,7 +25,7 @@ def test_f1_an_agent_over_a_limit_of_its_own_gets_none_until_it_is_quiet() -> No
         agents={"planner": {"account": "acme"}, "writer": {"account": "acme"}},
     )
     with (
-        running(policy) as hub,
+        hub_server(policy) as hub,
         hub.agent("planner") as planner,
         hub.agent("writer") as writer,
         hub.http(ADMIN) as http,

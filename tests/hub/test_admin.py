@@ -9,17 +9,18 @@ import pytest
 from headgate import Outcome, Policy
 from headgate.hub.app import Hub
 from headgate.hub.config_file import ConfigFile
-from tests.support.admin import FEW, LIMITS, called, ping, use_up
-from tests.support.hub import ADMIN, Running, hub_settings, running
+from tests.support.admin import FEW, LIMITS, direct_client, exhaust_limit, ping
+from tests.support.hub import ADMIN, HubServer, hub_server, hub_settings
+from tests.support.hub_answers import verdict
 
 # Violations -----------------------------------------------------------------------------------------------------------
 
 
 def test_violations_are_listed_the_worst_first_and_reset() -> None:
-    with running(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("worst") as worst, hub.agent("bad") as bad:
+    with hub_server(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("worst") as worst, hub.agent("bad") as bad:
         assert admin.get("/api/admin/violations").json() == {"agents": []}
-        use_up(bad)
-        use_up(worst)
+        exhaust_limit(bad)
+        exhaust_limit(worst)
         assert ping(worst, 2) == ["rate_limited"] * 2
         found = admin.get("/api/admin/violations").json()["agents"]
         assert [(card["agent_id"], card["violations"], card["violations_last_hour"]) for card in found] == [
@@ -54,18 +55,8 @@ def test_violations_are_listed_the_worst_first_and_reset() -> None:
 # One decision ---------------------------------------------------------------------------------------------------------
 
 
-def verdict(**different: Any) -> dict[str, Any]:
-    """What is answered to a check of the tier light that leaves one token, with some differences."""
-    ordinary = {
-        "agent_id": "planner", "channel": "ws", "tier": "light", "outcome": "allow", "remaining": 1, "capacity": 2,
-        "limit": "2/minute", "retry_after_ms": 0, "exempt": False, "violations": 0, "would_be": None,
-        "degraded": False,
-    }  # fmt: skip
-    return ordinary | different
-
-
 def test_a_check_counts_as_if_the_agent_had_asked() -> None:
-    with running(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire:
+    with hub_server(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire:
 
         def check(**body: Any) -> Any:
             answer = admin.post("/api/admin/check", json={"agent_id": "planner", "channel": "ws", **body})
@@ -92,7 +83,7 @@ def test_a_check_counts_as_if_the_agent_had_asked() -> None:
 
 def test_a_check_applies_exemptions_shadow_mode_and_overrides() -> None:
     policy = Policy(limits={"light": "2/minute"}, exempt=["monitor"], shadow=["heavy"])
-    with running(policy) as hub, hub.http(ADMIN) as admin:
+    with hub_server(policy) as hub, hub.http(ADMIN) as admin:
 
         def check(agent: str, tier: str, **body: Any) -> Any:
             body |= {"agent_id": agent, "channel": "http", "tier": tier}
@@ -132,7 +123,7 @@ def test_a_check_applies_exemptions_shadow_mode_and_overrides() -> None:
     ],
 )  # fmt: skip
 async def test_an_invalid_check_counts_nothing(body: Any, detail: str) -> None:
-    async with Hub(hub_settings()) as hub, called(hub) as admin:
+    async with Hub(hub_settings()) as hub, direct_client(hub) as admin:
         answer = await admin.post("/api/admin/check", json={"agent_id": "planner", "channel": "ws", **body})
         assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": detail})
         assert hub.stats.outcomes() == {"allow": 0, "warn": 0, "deny": 0, "exempt": 0}
@@ -142,7 +133,7 @@ async def test_an_invalid_check_counts_nothing(body: Any, detail: str) -> None:
 
 
 def test_agents_are_listed_page_by_page() -> None:
-    with running() as hub, hub.http(ADMIN) as admin, hub.agent("b") as _:
+    with hub_server() as hub, hub.http(ADMIN) as admin, hub.agent("b") as _:
         before = time.time()
         for agent in ("d", "a", "c"):
             answer = admin.post("/api/admin/agents", json={"agent_id": agent})
@@ -163,11 +154,11 @@ def test_agents_are_listed_page_by_page() -> None:
 
 
 def test_tokens_are_rotated_revoked_and_reissued(tmp_path: Path) -> None:
-    def works(hub: Running, token: str) -> bool:
+    def works(hub: HubServer, token: str) -> bool:
         with hub.http(token) as client:
             return client.get("/api/tasks").status_code == 200
 
-    with running(data=tmp_path) as hub, hub.http(ADMIN) as admin:
+    with hub_server(data=tmp_path) as hub, hub.http(ADMIN) as admin:
         first = admin.post("/api/admin/agents", json={"agent_id": "planner"}).json()["token"]
         assert admin.post("/api/admin/agents", json={"agent_id": "planner"}).json()["error"] == "exists"
         second = admin.post("/api/admin/agents/planner/token").json()["token"]
@@ -177,7 +168,7 @@ def test_tokens_are_rotated_revoked_and_reissued(tmp_path: Path) -> None:
         assert not works(hub, second)
         detail = admin.get("/api/admin/agents/planner").json()
         assert (detail["registered"], detail["revoked"]) == (True, True)
-    with running(data=tmp_path) as hub, hub.http(ADMIN) as admin:
+    with hub_server(data=tmp_path) as hub, hub.http(ADMIN) as admin:
         assert not works(hub, second)
         third = admin.post("/api/admin/agents/planner/token").json()["token"]
         assert works(hub, third)
@@ -185,7 +176,7 @@ def test_tokens_are_rotated_revoked_and_reissued(tmp_path: Path) -> None:
         for method in ("POST", "DELETE"):
             answer = admin.request(method, "/api/admin/agents/nobody/token")
             assert (answer.status_code, answer.json()["error"]) == (404, "unknown_agent")
-    with running(data=tmp_path) as hub:
+    with hub_server(data=tmp_path) as hub:
         assert [works(hub, token) for token in (first, second, third)] == [False, False, True]
 
 
@@ -194,7 +185,7 @@ def test_tokens_are_rotated_revoked_and_reissued(tmp_path: Path) -> None:
 )
 def test_registration_is_open_by_invitation_or_closed(mode: str, uninvited: int, invited: int) -> None:
     policy = Policy(addresses={"registration": "100/minute"})
-    with running(policy, registration=mode) as hub, hub.http(ADMIN) as admin, hub.http() as client:
+    with hub_server(policy, registration=mode) as hub, hub.http(ADMIN) as admin, hub.http() as client:
         answer = admin.post("/api/admin/invitations")
         assert answer.status_code == 201
         code = answer.json()["invitation"]
@@ -215,7 +206,7 @@ def test_registration_is_open_by_invitation_or_closed(mode: str, uninvited: int,
 
 
 def test_the_admin_lists_all_tasks_and_adds_some() -> None:
-    with running() as hub, hub.http(ADMIN) as admin, hub.http(hub.register("planner")) as client:
+    with hub_server() as hub, hub.http(ADMIN) as admin, hub.http(hub.register("planner")) as client:
         theirs = client.post("/api/tasks", json={"payload": 1}).json()
         own = admin.post("/api/admin/tasks", json={"payload": {"do": "it"}})
         assert (own.status_code, own.json()["creator"], own.json()["payload"]) == (201, "", {"do": "it"})
@@ -234,7 +225,7 @@ def test_the_admin_lists_all_tasks_and_adds_some() -> None:
 async def test_reload_reads_the_policy_file_again(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limits]\nlight = "2/minute"\n')
-    async with Hub(hub_settings(), Policy.load(file), config=ConfigFile(file)) as hub, called(hub) as admin:
+    async with Hub(hub_settings(), Policy.load(file), config=ConfigFile(file)) as hub, direct_client(hub) as admin:
 
         async def light() -> str:
             limits: str = (await admin.get(LIMITS)).json()["defaults"]["ws"]["light"]
@@ -263,7 +254,7 @@ async def test_reload_reads_the_policy_file_again(tmp_path: Path) -> None:
 
 
 def test_reload_without_a_policy_file_is_refused() -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
         answer = admin.post("/api/admin/reload")
         detail = "the hub was started without --config, so there is no file to reload"
         assert (answer.status_code, answer.json()) == (409, {"error": "no_config", "detail": detail})

@@ -2,7 +2,6 @@
 
 import csv
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -10,8 +9,9 @@ import httpx
 import pytest
 
 from headgate import Gate, ManualClock, MemoryStore, Policy
-from tests.support.admin import changes
-from tests.support.hub import ADMIN, Running, running
+from tests.support.admin import list_changes
+from tests.support.calendar_clock import calendar_clock
+from tests.support.hub import ADMIN, HubServer, hub_server
 
 ACCOUNTS = "/api/admin/accounts"
 DEFAULTS = "/api/admin/account-defaults"
@@ -36,22 +36,22 @@ def account(path: str) -> str:
 
 @pytest.fixture
 def clock() -> ManualClock:
-    return ManualClock(1000, at=datetime(2026, 11, 17, 8, tzinfo=UTC))
+    return calendar_clock()
 
 
 @pytest.fixture
-def hub(clock: ManualClock) -> Iterator[Running]:
-    with running(POLICY, store=MemoryStore(clock=clock)) as hub:
+def hub(clock: ManualClock) -> Iterator[HubServer]:
+    with hub_server(POLICY, store=MemoryStore(clock=clock)) as hub:
         yield hub
 
 
 @pytest.fixture
-def gate(hub: Running) -> Gate:
+def gate(hub: HubServer) -> Gate:
     return hub.hub.gate
 
 
 @pytest.fixture
-def admin(hub: Running) -> Iterator[httpx.Client]:
+def admin(hub: HubServer) -> Iterator[httpx.Client]:
     with hub.http(ADMIN) as admin:
         yield admin
 
@@ -111,7 +111,7 @@ def test_f1_the_tree_is_paged_and_can_begin_below_an_account(admin: httpx.Client
     refused(admin.get(ACCOUNTS, params={"limit": 101}))
 
 
-def test_f1_one_account_an_agent_and_a_session_are_shown(gate: Gate, hub: Running, admin: httpx.Client) -> None:
+def test_f1_one_account_an_agent_and_a_session_are_shown(gate: Gate, hub: HubServer, admin: httpx.Client) -> None:
     hub.register("planner")
     gate.hold("planner", {"usd": "3"}, session="run-1")
     found = ok(admin.get(account("acme")))
@@ -159,9 +159,9 @@ def test_f1_several_limits_and_a_plan_are_one_change_with_its_author(gate: Gate,
     assert "usdweb" not in limits(found)
     found = ok(admin.delete(account("acme/search")))
     assert limits(found) == {"requestsweb": ("5/minute", "account"), "usd": ("20 usd/calendar day", "level")}
-    assert len(changes(admin)) == 3
+    assert len(list_changes(admin)) == 3
     ok(admin.delete(account("acme/search")))
-    assert len(changes(admin)) == 3, "nothing was left to take back"
+    assert len(list_changes(admin)) == 3, "nothing was left to take back"
 
 
 def test_b6_an_account_that_nobody_named_before_is_said_to_be_new(admin: httpx.Client) -> None:
@@ -211,7 +211,7 @@ def test_bad_limits_change_nothing(admin: httpx.Client, body: Any, message: str,
     if isinstance(body, dict) and "plan" not in body:
         for path in (f"{DEFAULTS}/levels/team", f"{DEFAULTS}/plans/pro"):
             assert refused(admin.put(path, json=whole)).startswith(message)
-    assert changes(admin) == []
+    assert list_changes(admin) == []
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_bad_limits_change_nothing(admin: httpx.Client, body: Any, message: str,
 )
 def test_bad_paths_change_nothing(admin: httpx.Client, path: str, message: str) -> None:
     assert refused(admin.put(account(path), json={"usd": "1 in all"})).startswith(message)
-    assert changes(admin) == []
+    assert list_changes(admin) == []
 
 
 def test_names_with_slashes_and_percent_signs_are_paths_of_their_own(gate: Gate, admin: httpx.Client) -> None:
@@ -261,7 +261,7 @@ def test_f1_limits_of_levels_and_plans_are_set_and_taken_back(admin: httpx.Clien
     ok(admin.delete(f"{DEFAULTS}/levels/team"))
     assert ok(admin.delete(f"{DEFAULTS}/plans/pro")) == before
     ok(admin.delete(f"{DEFAULTS}/plans/pro"))
-    assert len(changes(admin)) == 4, "nothing was left to take back"
+    assert len(list_changes(admin)) == 4, "nothing was left to take back"
     for path, message in (
         ("levels/squad", "level: expected one of org, team"),
         ("plans/gold", "plan: expected a plan"),
@@ -274,14 +274,14 @@ def test_f1_limits_of_levels_and_plans_are_set_and_taken_back(admin: httpx.Clien
 # Agents ---------------------------------------------------------------------------------------------------------------
 
 
-def test_b6_an_agent_is_moved_and_given_a_plan_in_one_change(hub: Running, gate: Gate, admin: httpx.Client) -> None:
+def test_b6_an_agent_is_moved_and_given_a_plan_in_one_change(hub: HubServer, gate: Gate, admin: httpx.Client) -> None:
     hold = gate.hold("planner", {"usd": "3"})
     path = "/api/admin/agents/planner/account"
     assert ok(admin.put(path, json={"account": "acme-x", "plan": "pro"})) == {
         "agent_id": "planner", "path": "acme-x/-/planner", "account": "acme-x", "plan": "pro", "registered": False,
         "known": True, "limited": True,
     }  # fmt: skip
-    assert len(changes(admin)) == 1
+    assert len(list_changes(admin)) == 1
     hold.settle({"usd": "1"})
     assert ok(admin.get(account("acme/search")))["limits"][-1]["spent"] == "1.000000", "where it was held"
     hub.register("planner")
@@ -292,7 +292,7 @@ def test_b6_an_agent_is_moved_and_given_a_plan_in_one_change(hub: Running, gate:
     assert (found["path"], found["limited"]) == ("-/-/planner", True)
     found = ok(admin.put(path, json={"account": None, "plan": None}))
     assert (found["path"], found["plan"]) == ("acme/search/planner", "")
-    made = len(changes(admin))
+    made = len(list_changes(admin))
     for body, message in (
         ({}, "body: expected an account or a plan, got neither"),
         ({"account": "a/b/c"}, "account: expected the path of an account above the agents"),
@@ -302,7 +302,7 @@ def test_b6_an_agent_is_moved_and_given_a_plan_in_one_change(hub: Running, gate:
         ({"acount": "acme"}, "body: "),
     ):
         assert refused(admin.put(path, json=body)).startswith(message)
-    assert (len(changes(admin)), gate.path_of("planner")) == (made, "acme/search/planner")
+    assert (len(list_changes(admin)), gate.path_of("planner")) == (made, "acme/search/planner")
 
 
 # Holds ----------------------------------------------------------------------------------------------------------------

@@ -13,10 +13,11 @@ from headgate.gate.reload import PolicyWatcher
 from headgate.hub.app import Hub
 from headgate.hub.config_file import ConfigFile
 from headgate.hub.settings import LOG_LEVELS
-from tests.support.admin import LIMITS, called
-from tests.support.agent_connections import ended, relayed
-from tests.support.hub import ADMIN, hub_settings, running
-from tests.support.hub_process import program
+from tests.support.admin import LIMITS, direct_client
+from tests.support.agent_connections import read_close, relay_connection
+from tests.support.files import replace_file
+from tests.support.hub import ADMIN, hub_server, hub_settings
+from tests.support.hub_process import hub_process
 from tests.support.valkey import wait_for
 
 DISCONNECTED = (1008, "disconnected by an operator")
@@ -26,13 +27,13 @@ DISCONNECTED = (1008, "disconnected by an operator")
 
 
 def test_b6_an_agent_is_disconnected_everywhere_and_may_come_back(logged: list[Any]) -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
         token = hub.register("planner")
-        connections = hub.agent("planner", token), hub.agent("planner", token), relayed(hub, "planner", token)
+        connections = hub.agent("planner", token), hub.agent("planner", token), relay_connection(hub, "planner", token)
         with connections[0] as one, connections[1] as two, connections[2] as relay, hub.agent("other") as other:
             answer = admin.post("/api/admin/agents/planner/disconnect")
             assert (answer.status_code, answer.json()) == (200, {"agent_id": "planner", "connections": 3})
-            assert ended(one) == ended(two) == ended(relay) == DISCONNECTED
+            assert read_close(one) == read_close(two) == read_close(relay) == DISCONNECTED
             assert other.ask("ping")["type"] == "pong"
         wait_for(lambda: not hub.hub.presence.is_connected("planner"), "that it has left")
         assert admin.post("/api/admin/agents/planner/disconnect").json()["connections"] == 0
@@ -43,7 +44,7 @@ def test_b6_an_agent_is_disconnected_everywhere_and_may_come_back(logged: list[A
 
 
 def test_the_log_says_who_gives_and_takes_tokens(logged: list[Any]) -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
         secrets = [
             admin.post("/api/admin/agents", json={"agent_id": "planner"}).json()["token"],
             admin.post("/api/admin/agents/planner/token").json()["token"],
@@ -65,7 +66,7 @@ def test_the_log_says_who_gives_and_takes_tokens(logged: list[Any]) -> None:
 
 
 def test_b6_the_log_level_is_changed_while_running(logged: list[Any]) -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
         for name in LOG_LEVELS:
             answer = admin.put("/api/admin/log-level", json={"level": name})
             assert (answer.status_code, answer.json()) == (200, {"level": name})
@@ -81,7 +82,7 @@ def test_b6_the_log_level_is_changed_while_running(logged: list[Any]) -> None:
 
 
 def test_b6_a_changed_log_level_shows_in_the_log(tmp_path: Path) -> None:
-    with program(tmp_path, "--log-level", "error") as hub, hub.http() as admin:
+    with hub_process(tmp_path, "--log-level", "error") as hub, hub.http() as admin:
 
         def told(text: str) -> int:
             return sum(text in line for line in hub.err)
@@ -106,7 +107,7 @@ async def test_a_reload_says_what_waits_for_a_restart(
     file = tmp_path / "headgate.toml"
     file.write_text("[hub]\nport = 1\nmax_tasks = 5\nwebhooks = []\n")
     config = ConfigFile(file, {"host": "::1"})
-    async with Hub(hub_settings(), Policy.load(file), config=config) as hub, called(hub) as admin:
+    async with Hub(hub_settings(), Policy.load(file), config=config) as hub, direct_client(hub) as admin:
 
         async def reload() -> Any:
             answer = await admin.post("/api/admin/reload")
@@ -147,8 +148,7 @@ def test_a_reload_without_a_request_reports_all_mistakes_too(
     file.write_text("")
     config, gate = ConfigFile(file), Gate(Policy.load(file))
     with PolicyWatcher(gate, file, interval=0.01 if way == "file" else 1000, sighup=True, read=config.read):
-        (tmp_path / "new").write_text("warn_at = 5\n[hub]\nport = 99999\n")
-        (tmp_path / "new").replace(file)
+        replace_file(file, "warn_at = 5\n[hub]\nport = 99999\n")
         if way == "signal":
             os.kill(os.getpid(), signal.SIGHUP)
         wait_for(lambda: "policy not reloaded" in caplog.text, "the refusal")
@@ -160,20 +160,16 @@ def test_a_reload_without_a_request_reports_all_mistakes_too(
 def test_a_reload_by_signal_or_by_a_changed_file_logs_the_same(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text("[hub]\nmax_tasks = 5\n")
-    with program(tmp_path / "data", "--config", str(file)) as hub, hub.http() as admin:
-
-        def write(text: str) -> None:
-            (tmp_path / "new").write_text(text)
-            (tmp_path / "new").replace(file)
+    with hub_process(tmp_path / "data", "--config", str(file)) as hub, hub.http() as admin:
 
         def told(text: str) -> int:
             return sum(text in line for line in hub.err)
 
-        write("[hub]\nmax_tasks = 6\nport = 1\n")  # which --port decides
+        replace_file(file, "[hub]\nmax_tasks = 6\nport = 1\n")  # which --port decides
         wait_for(lambda: told("settings=['hub.max_tasks']"), "that the file is read again")
         os.kill(hub.pid, signal.SIGHUP)
         wait_for(lambda: told("settings=['hub.max_tasks']") == 2, "the reload by the signal")
-        write('[limits]\nlight = "3/minute"\n[hub]\nmax_tasks = "many"\n')
+        replace_file(file, '[limits]\nlight = "3/minute"\n[hub]\nmax_tasks = "many"\n')
         os.kill(hub.pid, signal.SIGHUP)
         wait_for(lambda: told("policy not reloaded, the old one stays in effect: settings of the hub"), "the refusal")
         assert told("hub.max_tasks: expected a whole number")

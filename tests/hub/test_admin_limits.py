@@ -16,8 +16,8 @@ from headgate.hub.api.routes import ROUTES
 from headgate.hub.app import Hub
 from headgate.hub.config_file import ConfigFile
 from headgate.stores.sqlite import ChangeLogError
-from tests.support.admin import FEW, LIMITS, called, changes, ping, use_up
-from tests.support.hub import ADMIN, Running, hub_settings, running
+from tests.support.admin import FEW, LIMITS, direct_client, exhaust_limit, list_changes, ping
+from tests.support.hub import ADMIN, HubServer, hub_server, hub_settings
 
 EVERYWHERE = {"light": "2/minute", "normal": "60/minute", "heavy": "10/minute"}
 ODD = [
@@ -48,7 +48,7 @@ ODD = [
 
 def test_b6_the_limits_are_listed_with_every_override() -> None:
     policy = Policy(limits={"light": "2/minute"}, agents={"planner": {"ws": {"heavy": "5/second burst 9"}}})
-    with running(policy) as hub, hub.http(ADMIN) as admin:
+    with hub_server(policy) as hub, hub.http(ADMIN) as admin:
         sessions = {"session": "unlimited", "session_overrides": {}}
         listed = {"defaults": {"ws": EVERYWHERE, "http": EVERYWHERE}, **sessions}
         overrides: dict[str, Any] = {"planner": {"ws": {"heavy": "5/second burst 9"}}}
@@ -59,10 +59,10 @@ def test_b6_the_limits_are_listed_with_every_override() -> None:
 
 
 def test_b6_changed_defaults_apply_at_once_to_open_connections() -> None:
-    with running(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire, hub.agent("own") as other:
+    with hub_server(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire, hub.agent("own") as other:
         assert admin.put(f"{LIMITS}/own", json={"light": "2/minute"}).status_code == 200
-        use_up(wire)
-        use_up(other)
+        exhaust_limit(wire)
+        exhaust_limit(other)
         answer = admin.put(f"{LIMITS}/defaults", json={"light": "5/minute"})
         assert answer.status_code == 200
         assert answer.json()["defaults"] == {channel: {**EVERYWHERE, "light": "5/minute"} for channel in ("ws", "http")}
@@ -76,9 +76,9 @@ def test_b6_changed_defaults_apply_at_once_to_open_connections() -> None:
 
 
 def test_b6_an_override_applies_at_once_to_open_connections_until_removed() -> None:
-    with running(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire, hub.agent("other") as other:
-        use_up(wire)
-        use_up(other)
+    with hub_server(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire, hub.agent("other") as other:
+        exhaust_limit(wire)
+        exhaust_limit(other)
         answer = admin.put(f"{LIMITS}/planner", json={"light": "4/minute"})
         own = {channel: {"light": "4/minute"} for channel in ("ws", "http")}
         limits = {channel: {**EVERYWHERE, "light": "4/minute"} for channel in ("ws", "http")}
@@ -99,7 +99,7 @@ def test_b6_an_override_applies_at_once_to_open_connections_until_removed() -> N
         assert answer.json() == {**expected, "limits": ordinary, "override": {}}
         assert ping(wire, 3) == ["pong", "pong", "rate_limited"]
         assert admin.delete(f"{LIMITS}/planner").json() == answer.json()
-        assert changes(admin) == [
+        assert list_changes(admin) == [
             "override of 'planner' removed",
             "override of 'planner' for light set to 4/minute",
         ]
@@ -107,17 +107,17 @@ def test_b6_an_override_applies_at_once_to_open_connections_until_removed() -> N
 
 @pytest.mark.parametrize("body", [{"light": "1/s", "ws": {"light": "2/s"}}, {"ws": {"light": "2/s"}, "light": "1/s"}])
 def test_b6_a_limit_for_one_channel_wins_there_in_any_order(body: dict[str, Any]) -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
         limits = admin.put(f"{LIMITS}/planner", json=body).json()["override"]
         assert limits == {"ws": {"light": "2/second"}, "http": {"light": "1/second"}}
 
 
 def test_b6_an_exemption_applies_at_once_to_open_connections_until_removed() -> None:
-    with running(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire, hub.agent("other") as other:
+    with hub_server(FEW) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire, hub.agent("other") as other:
         path = f"{LIMITS}/whitelist"
         assert admin.get(path).json() == {"agents": []}
-        use_up(wire)
-        use_up(other)
+        exhaust_limit(wire)
+        exhaust_limit(other)
         assert admin.post(path, json={"agent_id": "planner"}).json()["agents"] == ["planner"]
         card = admin.get("/api/admin/agents/planner").json()
         assert (card["rate_limited"], card["exempt"], card["usage"]) == (False, True, None)
@@ -133,7 +133,7 @@ def test_b6_an_exemption_applies_at_once_to_open_connections_until_removed() -> 
         assert ping(other, 3) == ["pong", "pong", "rate_limited"]
         assert admin.delete(f"{path}/other").json() == {"agents": ["away"]}
         assert admin.put(path, json={"agents": []}).json()["agents"] == []
-        assert changes(admin) == [
+        assert list_changes(admin) == [
             "exemption of 'away' removed",
             "exemption of 'other' removed",
             "exemption of 'away' set to exempt, exemption of 'other' set to exempt, exemption of 'planner' removed",
@@ -142,7 +142,7 @@ def test_b6_an_exemption_applies_at_once_to_open_connections_until_removed() -> 
 
 
 def test_b6_changes_apply_to_http_too() -> None:
-    with running(FEW) as hub, hub.http(ADMIN) as admin, hub.http(hub.register("planner")) as client:
+    with hub_server(FEW) as hub, hub.http(ADMIN) as admin, hub.http(hub.register("planner")) as client:
 
         def asked(times: int) -> list[int]:
             return [client.get("/api/tasks").status_code for _ in range(times)]
@@ -157,7 +157,7 @@ def test_b6_changes_apply_to_http_too() -> None:
 
 
 def test_b6_limits_exemptions_and_changes_survive_a_restart(tmp_path: Path) -> None:
-    with running(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin:
+    with hub_server(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin:
         token = hub.register("planner")
         admin.put(f"{LIMITS}/defaults", json={"heavy": "3/minute"})
         admin.put(f"{LIMITS}/planner", json={"ws": {"light": "5/minute"}})
@@ -167,7 +167,7 @@ def test_b6_limits_exemptions_and_changes_survive_a_restart(tmp_path: Path) -> N
         admin.delete(f"{LIMITS}/whitelist/other")
         before = [admin.get(path).json() for path in (LIMITS, f"{LIMITS}/whitelist", "/api/admin/changes")]
         assert len(before[2]["changes"]) == 6
-    with running(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin:
+    with hub_server(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin:
         after = [admin.get(path).json() for path in (LIMITS, f"{LIMITS}/whitelist", "/api/admin/changes")]
         assert after == before
         with hub.agent("planner", token) as wire:
@@ -177,7 +177,7 @@ def test_b6_limits_exemptions_and_changes_survive_a_restart(tmp_path: Path) -> N
 
 
 def test_b6_the_change_log_says_who_changed_what_and_when() -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
         assert admin.get("/api/admin/changes").json() == {"changes": []}
         before = time.time()
         admin.put(f"{LIMITS}/planner", json={"light": "5/minute"})
@@ -194,7 +194,7 @@ def test_b6_the_change_log_says_who_changed_what_and_when() -> None:
 
 
 async def test_b6_a_put_of_several_limits_is_one_change() -> None:
-    async with Hub(hub_settings()) as hub, called(hub) as admin:
+    async with Hub(hub_settings()) as hub, direct_client(hub) as admin:
         events: list[Event] = []
         hub.gate.subscribe(events.append)
         body = {"light": "5/minute", "ws": {"light": "6/minute", "heavy": "1/minute"}}
@@ -212,7 +212,7 @@ async def test_b6_a_put_of_several_limits_is_one_change() -> None:
 
 @pytest.mark.parametrize("where", ["planner", "defaults"])
 async def test_b6_a_put_that_cannot_be_recorded_changes_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Hub(hub_settings()) as hub, called(hub) as admin:
+    async with Hub(hub_settings()) as hub, direct_client(hub) as admin:
         before = hub.gate.effective
 
         def full(*_: object) -> int:
@@ -263,7 +263,7 @@ SYNTAX = (
     ],
 )  # fmt: skip
 async def test_b6_invalid_limits_change_nothing(where: str, body: Any, detail: str) -> None:
-    async with Hub(hub_settings()) as hub, called(hub) as admin:
+    async with Hub(hub_settings()) as hub, direct_client(hub) as admin:
         answer = await admin.put(f"{LIMITS}/{where}", json=body)
         assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": detail})
         assert (await admin.get("/api/admin/changes")).json() == {"changes": []}
@@ -288,7 +288,7 @@ async def test_b6_invalid_limits_change_nothing(where: str, body: Any, detail: s
     ],
 )  # fmt: skip
 async def test_b6_invalid_agent_names_change_nothing(method: str, path: str, body: Any, detail: str) -> None:
-    async with Hub(hub_settings()) as hub, called(hub) as admin:
+    async with Hub(hub_settings()) as hub, direct_client(hub) as admin:
         answer = await admin.request(method, f"{LIMITS}/{path}", json=body)
         assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": detail})
         assert (await admin.get("/api/admin/changes")).json() == {"changes": []}
@@ -302,7 +302,7 @@ def test_b6_no_agent_name_can_hide_a_route() -> None:
     fixed = {route.path.removeprefix(below).split("/")[0] for route in ROUTES if route.path.startswith(below)}
     taken = {name for name in fixed if not name.startswith("{")} | {".", ".."}
     assert taken >= {"whitelist", "defaults", ".", ".."}
-    with running(Policy(addresses={"registration": "100/minute"})) as hub:
+    with hub_server(Policy(addresses={"registration": "100/minute"})) as hub:
         for token in ("", ADMIN):
             with hub.http(token) as client:
                 for name in sorted(taken):
@@ -316,13 +316,13 @@ def test_b6_no_agent_name_can_hide_a_route() -> None:
 
 
 @pytest.fixture(scope="module")
-def odd_hub() -> Iterator[tuple[Running, httpx.Client]]:
-    with running(FEW) as hub, hub.http(ADMIN) as admin:
+def odd_hub() -> Iterator[tuple[HubServer, httpx.Client]]:
+    with hub_server(FEW) as hub, hub.http(ADMIN) as admin:
         yield hub, admin
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_b6_any_name_works_on_every_route(odd_hub: tuple[Running, httpx.Client], name: str) -> None:
+def test_b6_any_name_works_on_every_route(odd_hub: tuple[HubServer, httpx.Client], name: str) -> None:
     hub, admin = odd_hub
     todo = {(route.method, route.path) for route in ROUTES if "{agent}" in route.path}
 
@@ -335,7 +335,7 @@ def test_b6_any_name_works_on_every_route(odd_hub: tuple[Running, httpx.Client],
     answer = admin.post("/api/onboard/register", json={"agent_id": name})
     assert (answer.status_code, answer.json()["agent_id"]) == (201, name)
     with hub.agent(name, answer.json()["token"]) as wire:
-        use_up(wire)
+        exhaust_limit(wire)
         assert ask("GET", "/api/admin/agents/{agent}")["violations"] == 1
         assert ask("DELETE", "/api/admin/violations/{agent}") == {"agent_id": name, "reset": True}
         assert ask("PUT", f"{LIMITS}/{{agent}}", {"light": "4/minute"})["agent_id"] == name
@@ -347,7 +347,7 @@ def test_b6_any_name_works_on_every_route(odd_hub: tuple[Running, httpx.Client],
         assert added == {"agents": [name], "unregistered": []}
         assert ping(wire, 3) == ["pong"] * 3
         assert ask("DELETE", f"{LIMITS}/whitelist/{{agent}}") == {"agents": []}
-        assert changes(admin)[0] == f"exemption of {name!r} removed"
+        assert list_changes(admin)[0] == f"exemption of {name!r} removed"
         assert ask("PUT", "/api/admin/agents/{agent}/block", {})["blocked"] is True
         assert ping(wire) == ["rate_limited"]
         assert ask("DELETE", "/api/admin/agents/{agent}/block")["blocked"] is False
@@ -364,7 +364,7 @@ def test_b6_any_name_works_on_every_route(odd_hub: tuple[Running, httpx.Client],
 
 
 def test_b6_what_is_set_for_an_agent_that_is_not_registered_works_and_says_so() -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
         hub.register("planner")
         hub.register("revoked")
         hub.run(hub.hub.registry.revoke("revoked"))
@@ -389,7 +389,7 @@ def test_b6_what_is_set_for_an_agent_that_is_not_registered_works_and_says_so() 
 
 def test_b6_changed_defaults_are_taken_back_at_once_and_for_good(tmp_path: Path) -> None:
     changed = {"light": "5/minute", "http": {"heavy": "3/hour"}, "session": "7/second"}
-    with running(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire:
+    with hub_server(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire:
         first = admin.get(LIMITS).json()
         admin.put(f"{LIMITS}/own", json={"light": "9/minute"}).raise_for_status()
         with_override = admin.get(LIMITS).json()
@@ -406,9 +406,9 @@ def test_b6_changed_defaults_are_taken_back_at_once_and_for_good(tmp_path: Path)
         assert admin.delete(f"{LIMITS}/defaults/session").json()["session"] == first["session"]
         admin.put(f"{LIMITS}/defaults", json=changed).raise_for_status()
         assert admin.delete(f"{LIMITS}/defaults").json() == with_override
-    with running(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin:
+    with hub_server(FEW, data=tmp_path) as hub, hub.http(ADMIN) as admin:
         assert admin.get(LIMITS).json() == with_override
-        assert "default for light removed" in changes(admin)
+        assert "default for light removed" in list_changes(admin)
         for wrong in ("hevy", "ws", "%20", "defaults"):
             refused = admin.delete(f"{LIMITS}/defaults/{wrong}")
             assert (refused.status_code, refused.json()["error"]) == (400, "invalid")
@@ -418,7 +418,7 @@ def test_b6_changed_defaults_are_taken_back_at_once_and_for_good(tmp_path: Path)
 async def test_b6_every_value_of_the_policy_tells_where_it_comes_from(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limits]\nlight = "2/minute"\n')
-    async with Hub(hub_settings(), Policy.load(file), config=ConfigFile(file)) as hub, called(hub) as admin:
+    async with Hub(hub_settings(), Policy.load(file), config=ConfigFile(file)) as hub, direct_client(hub) as admin:
 
         async def shown() -> dict[str, Any]:
             found: dict[str, Any] = (await admin.get("/api/admin/policy")).json()
@@ -444,7 +444,7 @@ async def test_b6_every_value_of_the_policy_tells_where_it_comes_from(tmp_path: 
 
 
 def test_b6_the_policy_of_a_hub_without_a_file_is_shown() -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
         found = admin.get("/api/admin/policy").json()
         assert (found["file"], found["overruled"]) == (None, [])
         assert {value["source"] for value in found["values"]} == {"default"}

@@ -11,15 +11,15 @@ from headgate import Policy
 from headgate.hub.monitoring.address_log import MAX_ADDRESSES
 from headgate.limits.violations import Standing
 from headgate.stores.base import MAX_ALERTS
-from tests.support.agent_connections import BEHIND_A_PROXY, hello
-from tests.support.alerts import advance, offend, settled, shown
-from tests.support.hub import ADMIN, VIEWER, Running, running
+from tests.support.agent_connections import BEHIND_A_PROXY, send_hello
+from tests.support.alerts import advance, dashboard_alerts, record_violations, wait_until_idle
+from tests.support.hub import ADMIN, VIEWER, HubServer, hub_server
 from tests.support.valkey import wait_for
 
 FEW = Policy(limits={"light": "2/minute", "heavy": "2/minute"}, sessions={"limit": "1/hour"})
 
 
-def detail(hub: Running, agent: str = "planner", token: str = VIEWER) -> dict[str, Any]:
+def detail(hub: HubServer, agent: str = "planner", token: str = VIEWER) -> dict[str, Any]:
     with hub.http(token) as http:
         answer = http.get(f"/api/admin/agents/{agent}")
         assert answer.status_code == 200, answer.text
@@ -42,7 +42,7 @@ def summary(http: httpx.Client) -> dict[str, Any]:
 
 def test_b7_the_denied_actions_of_an_agent_most_frequent_first() -> None:
     before = time.time()
-    with running(FEW) as hub, hub.agent_and_http("planner") as (planner, http):
+    with hub_server(FEW) as hub, hub.agent_and_http("planner") as (planner, http):
         for kind, times in {"ping": 6, "status": 3}.items():
             for _ in range(times):
                 planner.say(kind)
@@ -69,9 +69,9 @@ def test_b7_the_denied_actions_of_an_agent_most_frequent_first() -> None:
 
 
 def test_the_store_is_asked_for_the_standing_of_an_agent_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    with running() as hub, hub.http(VIEWER) as http:
-        offend(hub)
-        settled(hub)  # alerts ask, too
+    with hub_server() as hub, hub.http(VIEWER) as http:
+        record_violations(hub)
+        wait_until_idle(hub)  # alerts ask, too
         asked: list[str] = []
         astanding = hub.hub.gate.astanding
 
@@ -85,12 +85,12 @@ def test_the_store_is_asked_for_the_standing_of_an_agent_once(monkeypatch: pytes
 
 
 def test_denied_signals_and_envelopes_are_among_the_denials() -> None:
-    with running(FEW, relay_rate_burst="1") as hub, hub.agent("planner") as planner, hub.socket("/relay") as relay:
+    with hub_server(FEW, relay_rate_burst="1") as hub, hub.agent("planner") as planner, hub.socket("/relay") as relay:
         assert planner.ask("session_open", session="1")["type"] == "session_opened"
         signal = {"type": "tick", "entity": "me", "weight": 1, "at": 1.0}
         answers = [planner.ask("session_signal", session="1", signal=signal) for _ in range(3)]
         assert [answer.get("error") for answer in answers[1:]] == ["rate_limited"] * 2, answers
-        hello(relay, "planner", hub.run(hub.hub.registry.rotate("planner")))
+        send_hello(relay, "planner", hub.run(hub.hub.registry.rotate("planner")))
         for _ in range(4):
             relay.socket.send(b"anything")
             relay.socket.recv()
@@ -103,7 +103,7 @@ def test_denied_signals_and_envelopes_are_among_the_denials() -> None:
 
 def test_the_limits_connections_sessions_and_tasks_of_an_agent() -> None:
     before = time.time()
-    with running(FEW) as hub, hub.agent_and_http("planner") as (planner, http), hub.http(ADMIN) as admin:
+    with hub_server(FEW) as hub, hub.agent_and_http("planner") as (planner, http), hub.http(ADMIN) as admin:
         limits = {"ws": {"heavy": "7/minute"}, "session": "5/second"}
         assert admin.put("/api/admin/rate-limits/planner", json=limits).status_code == 200
         planner.ask("session_open", session="1")
@@ -134,7 +134,7 @@ def test_the_limits_connections_sessions_and_tasks_of_an_agent() -> None:
 
 
 def test_an_agent_that_is_not_registered_is_shown_if_there_is_anything_to_show() -> None:
-    with running(FEW) as hub, hub.http(ADMIN) as admin:
+    with hub_server(FEW) as hub, hub.http(ADMIN) as admin:
 
         def status(agent: str) -> int:
             return admin.get(f"/api/admin/agents/{agent}").status_code
@@ -145,7 +145,7 @@ def test_an_agent_that_is_not_registered_is_shown_if_there_is_anything_to_show()
         admin.put("/api/admin/rate-limits/limited", json={"session": "5/second"})
         admin.post("/api/admin/rate-limits/whitelist", json={"agent_id": "exempt"})
         admin.post("/api/admin/check", json={"agent_id": "checked", "channel": "ws", "action": "ping"})
-        offend(hub, "offender", 1)
+        record_violations(hub, "offender", 1)
         assert [status(name) for name in names] == [200] * 4 + [404]
         found = detail(hub, "checked")
         assert (found["registered"], found["registered_at"], found["revoked"]) == (False, None, False)
@@ -153,7 +153,7 @@ def test_an_agent_that_is_not_registered_is_shown_if_there_is_anything_to_show()
 
 
 def test_a_block_is_shown_until_it_ends() -> None:
-    with running(FEW) as hub, hub.agent("planner") as planner, hub.http(VIEWER) as viewer:
+    with hub_server(FEW) as hub, hub.agent("planner") as planner, hub.http(VIEWER) as viewer:
         assert planner.ask("status")["type"] == "status"
         until = hub.clock.wall() + 3600
         hub.call(partial(hub.hub.gate.block, "planner", until=until, reason="it loops"))
@@ -180,7 +180,7 @@ def test_a_block_is_shown_until_it_ends() -> None:
 
 
 def test_the_summary_names_what_a_stored_change_overrules() -> None:
-    with running(FEW) as hub, hub.http(ADMIN) as admin:
+    with hub_server(FEW) as hub, hub.http(ADMIN) as admin:
         assert summary(admin)["overruled"] == []
         admin.put("/api/admin/rate-limits/defaults", json={"ws": {"heavy": "3/minute"}})
         assert summary(admin)["overruled"] == ["limits.ws.heavy"]
@@ -189,10 +189,10 @@ def test_the_summary_names_what_a_stored_change_overrules() -> None:
 
 
 def test_b8_an_alert_of_a_blocked_agent_stays_open_while_it_is_denied() -> None:
-    with running() as hub:
+    with hub_server() as hub:
         for _ in range(10):
             hub.hub.gate.record_violation("planner")
-        settled(hub)
+        wait_until_idle(hub)
         hub.clock.advance(59)
         hub.call(hub.hub.gate.block, "planner")
         assert not hub.hub.gate.check("planner", "ws", "light")
@@ -204,7 +204,7 @@ def test_b8_an_alert_of_a_blocked_agent_stays_open_while_it_is_denied() -> None:
 
 
 def test_b7_the_most_pressing_agents_come_first() -> None:
-    with running(FEW) as hub, hub.http(VIEWER) as viewer:
+    with hub_server(FEW) as hub, hub.http(VIEWER) as viewer:
 
         def order() -> list[str]:
             return [card["agent_id"] for card in viewer.get("/api/dashboard/state").json()["agents"]]
@@ -230,7 +230,7 @@ def test_b7_the_most_pressing_agents_come_first() -> None:
 
 
 def test_b7_the_summary_counts_the_tasks() -> None:
-    with running() as hub, hub.agent_and_http("planner") as (planner, http), hub.http(VIEWER) as viewer:
+    with hub_server() as hub, hub.agent_and_http("planner") as (planner, http), hub.http(VIEWER) as viewer:
         assert summary(viewer)["tasks"] == {"waiting": 0, "held": 0, "done": 0, "failed": 0}
         for _ in range(4):
             http.post("/api/tasks", json={"payload": 1})
@@ -250,28 +250,28 @@ def test_b7_the_summary_counts_the_tasks() -> None:
 
 
 def test_b8_an_alert_says_what_was_denied_and_goes_on_counting() -> None:
-    with running(FEW) as hub, hub.agent("planner") as planner:
+    with hub_server(FEW) as hub, hub.agent("planner") as planner:
         for kind, times in {"ping": 7, "status": 3, "list_agents": 1, "list_channels": 1}.items():
             for _ in range(times):
                 assert planner.ask(kind)["type"] != "error"
         planner.ask("ping")
-        settled(hub)
-        (alert,) = shown(hub)
+        wait_until_idle(hub)
+        (alert,) = dashboard_alerts(hub)
         assert [(one["action"], one["last_hour"]) for one in alert["actions"]] == [
             ("ping", 5), ("status", 3), ("list_agents", 1)
         ]  # fmt: skip
         assert (alert["address"], alert["violations"], alert["total"]) == ("127.0.0.1", 10, 11)
         for _ in range(7):
             planner.ask("ping")
-        assert [alert["total"] for alert in shown(hub)] == [18]
+        assert [alert["total"] for alert in dashboard_alerts(hub)] == [18]
         advance(hub, 60)
-        assert [(alert["total"], alert["resolved_at"] is None) for alert in shown(hub)] == [(18, False)]
+        assert [(alert["total"], alert["resolved_at"] is None) for alert in dashboard_alerts(hub)] == [(18, False)]
         planner.ask("ping")
-        assert [alert["total"] for alert in shown(hub)] == [18]
+        assert [alert["total"] for alert in dashboard_alerts(hub)] == [18]
 
 
 def test_b8_all_open_alerts_can_be_reached() -> None:
-    with running() as hub, hub.http(VIEWER) as viewer:
+    with hub_server() as hub, hub.http(VIEWER) as viewer:
 
         def told(query: str = "") -> tuple[list[str], int]:
             answer = viewer.get(f"/api/admin/alerts{query}")
@@ -279,13 +279,13 @@ def test_b8_all_open_alerts_can_be_reached() -> None:
             return [alert["agent_id"] for alert in answer.json()["alerts"]], answer.json()["open"]
 
         assert told() == ([], 0)
-        offend(hub, "resolved")
-        settled(hub)
+        record_violations(hub, "resolved")
+        wait_until_idle(hub)
         advance(hub, 60)
         names = [f"agent-{number}" for number in range(MAX_ALERTS + 5)]
         for name in names:
-            offend(hub, name)
-        settled(hub)
+            record_violations(hub, name)
+        wait_until_idle(hub)
         newest = names[MAX_ALERTS - 1 :: -1]
         assert told("?limit=1000") == (newest, MAX_ALERTS)
         assert told() == (newest[:100], MAX_ALERTS)
@@ -311,7 +311,7 @@ def addresses(http: httpx.Client) -> list[tuple[str, str, int]]:
 def test_b2_b3_denials_by_address_are_shown_worst_first_and_forgotten_after_an_hour() -> None:
     policy = Policy(addresses={"limit": "1/hour", "registration": "1/hour"})
     before = time.time()
-    with running(policy, **BEHIND_A_PROXY) as hub, hub.http(VIEWER) as viewer, hub.http() as http:
+    with hub_server(policy, **BEHIND_A_PROXY) as hub, hub.http(VIEWER) as viewer, hub.http() as http:
 
         def ask(address: str, times: int) -> None:
             for _ in range(times):
@@ -341,7 +341,7 @@ def test_b2_b3_denials_by_address_are_shown_worst_first_and_forgotten_after_an_h
 
 
 def test_b2_the_addresses_that_are_remembered_are_bounded() -> None:
-    with running(Policy(addresses={"limit": "1/hour"})) as hub, hub.http(VIEWER) as viewer:
+    with hub_server(Policy(addresses={"limit": "1/hour"})) as hub, hub.http(VIEWER) as viewer:
 
         def ask(address: str, times: int = 2) -> None:
             for _ in range(times):
@@ -365,10 +365,10 @@ def test_b2_the_addresses_that_are_remembered_are_bounded() -> None:
 @pytest.mark.parametrize("path", ["agents/planner", "alerts", "addresses"])
 def test_a_public_dashboard_shows_no_addresses(path: str) -> None:
     policy = Policy(limits={"light": "1/hour"}, addresses={"limit": "1/hour"})
-    with running(policy, public_dashboard=True) as hub, hub.http() as anybody, hub.agent("planner") as planner:
+    with hub_server(policy, public_dashboard=True) as hub, hub.http() as anybody, hub.agent("planner") as planner:
         for _ in range(12):
             planner.ask("ping")
-        settled(hub)
+        wait_until_idle(hub)
         assert [anybody.get("/api/agents").status_code for _ in range(2)] == [200, 429]
         with hub.http(VIEWER) as viewer:
             assert "127.0.0.1" in viewer.get(f"/api/admin/{path}").text

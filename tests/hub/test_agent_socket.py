@@ -12,8 +12,8 @@ from headgate.edges.flood import DENIALS
 from headgate.gate.policy import BUILT_IN_TIERS
 from headgate.hub.monitoring.connection_log import MAX_LOGGED
 from headgate.hub.sockets import frames
-from tests.support.agent_connections import VALID, ended, left, use_up
-from tests.support.hub import ADMIN, AgentConnection, running
+from tests.support.agent_connections import VALID, empty_bucket, read_close, remaining_by_tier
+from tests.support.hub import ADMIN, AgentConnection, hub_server
 from tests.support.valkey import wait_for
 
 LIGHT = "ping list_agents list_channels status channel_history session_close"
@@ -32,7 +32,7 @@ TIER_OF = {
 
 
 def test_b1_a_denied_frame_is_answered_and_the_connection_stays_open() -> None:
-    with running() as hub, hub.agent("planner") as wire:
+    with hub_server() as hub, hub.agent("planner") as wire:
         for number in range(96):
             assert wire.ask("ping", id=number) == {"type": "pong", "id": number}
         for number in range(96, 120):  # less than a fifth is left
@@ -48,8 +48,8 @@ def test_b1_a_denied_frame_is_answered_and_the_connection_stays_open() -> None:
 
 
 def test_b1_a_denied_message_is_not_handled_and_can_be_sent_again() -> None:
-    with running() as hub, hub.agent("planner") as planner, hub.agent("friend") as friend:
-        use_up(hub, "planner", "normal")
+    with hub_server() as hub, hub.agent("planner") as planner, hub.agent("friend") as friend:
+        empty_bucket(hub, "planner", "normal")
         denied = planner.ask("message", to="friend", body="hello", id=7)
         assert denied == {"type": "rate_limited", "tier": "normal", "retry_after_ms": 1000, "id": 7}
         assert hub.hub.messages.accepted == 0
@@ -60,49 +60,49 @@ def test_b1_a_denied_message_is_not_handled_and_can_be_sent_again() -> None:
 
 
 def test_b1_frames_are_checked_after_decoding_and_validation() -> None:
-    with running() as hub, hub.agent("planner") as wire:
-        before = left(hub, "planner")
+    with hub_server() as hub, hub.agent("planner") as wire:
+        before = remaining_by_tier(hub, "planner")
         for text in ("{", '{"type": "pong"}', '{"type": "ping", "to": "x"}', '{"type": "message", "to": "x"}'):
             wire.socket.send(text)
             assert wire.hear()["error"] == "invalid"
-        assert left(hub, "planner") == before == {"light": 120, "normal": 60, "heavy": 10}
-        use_up(hub, "planner", "normal")
+        assert remaining_by_tier(hub, "planner") == before == {"light": 120, "normal": 60, "heavy": 10}
+        empty_bucket(hub, "planner", "normal")
         assert wire.ask("message", to="x")["error"] == "invalid", "a bad frame is told so, whatever is left"
 
 
 def test_b1_frames_are_checked_before_they_are_handled() -> None:
-    with running() as hub, hub.agent("planner") as wire:
+    with hub_server() as hub, hub.agent("planner") as wire:
         assert wire.ask("channel_subscribe", channel="none")["error"] == "unknown_channel"
-        assert left(hub, "planner")["normal"] == 59, "it was paid for, though nothing came of it"
+        assert remaining_by_tier(hub, "planner")["normal"] == 59, "it was paid for, though nothing came of it"
 
 
 def test_b1_the_wait_is_rounded_up_to_whole_seconds() -> None:
     policy = Policy(limits={"light": "7/minute", "normal": "1000/second burst 1"}, backoff={"steps": [0.001]})
-    with running(policy) as hub, hub.agent("planner") as wire:
-        use_up(hub, "planner")
+    with hub_server(policy) as hub, hub.agent("planner") as wire:
+        empty_bucket(hub, "planner")
         assert wire.ask("ping")["retry_after_ms"] == 9000, "60 / 7 seconds"
         hub.clock.advance(0.571)
         assert wire.ask("ping")["retry_after_ms"] == 9000, "8.0004 seconds"
         hub.clock.advance(0.001)
         assert wire.ask("ping")["retry_after_ms"] == 8000
-        use_up(hub, "planner", "normal")
+        empty_bucket(hub, "planner", "normal")
         assert wire.ask("message", to="x", body=1)["retry_after_ms"] == 1000, "never less"
 
 
 def test_a9_the_reported_wait_grows_with_violations() -> None:
-    with running() as hub, hub.agent("planner") as wire:
-        use_up(hub, "planner")
+    with hub_server() as hub, hub.agent("planner") as wire:
+        empty_bucket(hub, "planner")
         waits = [wire.ask("ping")["retry_after_ms"] for _ in range(6)]
         assert waits == [1000, 2000, 5000, 10_000, 30_000, 30_000]
 
 
 def test_b1_an_exempt_agent_is_never_denied_or_warned() -> None:
-    with running(Policy(exempt=["monitor"], limits={"light": "1/hour"})) as hub, hub.agent("monitor") as wire:
+    with hub_server(Policy(exempt=["monitor"], limits={"light": "1/hour"})) as hub, hub.agent("monitor") as wire:
         assert [wire.ask("ping") for _ in range(20)] == [{"type": "pong"}] * 20
 
 
 def test_a3_connections_of_one_agent_share_its_buckets_and_no_others() -> None:
-    with running(Policy(limits={"light": "2/minute"}, warn_at=1)) as hub:
+    with hub_server(Policy(limits={"light": "2/minute"}, warn_at=1)) as hub:
         token = hub.register("planner")
         with hub.agent("planner", token) as one, hub.agent("planner", token) as two, hub.agent("other") as other:
             assert [wire.ask("ping")["type"] for wire in (one, two, one, two)] == ["pong"] * 2 + ["rate_limited"] * 2
@@ -111,7 +111,7 @@ def test_a3_connections_of_one_agent_share_its_buckets_and_no_others() -> None:
 
 def test_b4_websocket_and_http_have_separate_limits() -> None:
     policy = Policy(limits={"light": "2/minute"}, warn_at=1)
-    with running(policy) as hub, hub.agent_and_http("planner") as (wire, http):
+    with hub_server(policy) as hub, hub.agent_and_http("planner") as (wire, http):
         assert [wire.ask("ping")["type"] for _ in range(3)] == ["pong", "pong", "rate_limited"]
         assert [http.get("/api/mailbox").status_code for _ in range(3)] == [200, 200, 429]
         hub.clock.advance(60)
@@ -123,7 +123,7 @@ def test_b4_websocket_and_http_have_separate_limits() -> None:
 
 
 def test_a8_frame_types_match_the_table_the_schemas_and_the_policy() -> None:
-    with running() as hub, hub.http() as http:
+    with hub_server() as hub, hub.http() as http:
         schemas = http.get("/api/schemas").json()
     assert {*TIER_OF, "session_signal"} == set(frames.TYPES) == set(VALID) == set(schemas["from_agents"])
     assert {kind: tier for (channel, kind), tier in Policy().actions.items() if channel == "ws"} == TIER_OF
@@ -137,7 +137,7 @@ def test_a8_frame_types_match_the_table_the_schemas_and_the_policy() -> None:
 @pytest.mark.parametrize("frame_id", ["a-1", "", 0])
 def test_b1_every_type_of_frame_works_and_its_reply_carries_its_id(frame_id: str | int) -> None:
     asked: list[str] = []
-    with running(Policy(exempt=["worker"])) as hub, hub.http(ADMIN) as admin, hub.socket() as wire:
+    with hub_server(Policy(exempt=["worker"])) as hub, hub.http(ADMIN) as admin, hub.socket() as wire:
 
         def ask(kind: str, **fields: Any) -> dict[str, Any]:
             asked.append(kind)
@@ -194,7 +194,7 @@ def test_b1_every_type_of_frame_works_and_its_reply_carries_its_id(frame_id: str
 @pytest.mark.parametrize("frame_id", ["a-1", 7])
 def test_b1_errors_carry_the_id_for_every_type(frame_id: str | int) -> None:
     """Of bad frames too, unless it is the id that is bad."""
-    with running(Policy(exempt=["planner"])) as hub, hub.agent("planner") as wire:
+    with hub_server(Policy(exempt=["planner"])) as hub, hub.agent("planner") as wire:
         for kind, fields in VALID.items():
             answer = wire.ask(kind, id=frame_id, surprise=1, **fields)
             assert (answer["type"], answer["error"], answer["id"]) == ("error", "invalid", frame_id)
@@ -212,18 +212,18 @@ def test_b1_errors_carry_the_id_for_every_type(frame_id: str | int) -> None:
 
 @pytest.mark.parametrize("frame_id", ["a-1", 7])
 def test_b1_warnings_carry_the_id_for_every_type_and_the_frame_is_handled(frame_id: str | int) -> None:
-    with running(Policy(warn_at=0.001)) as hub, hub.agent("planner") as wire:
+    with hub_server(Policy(warn_at=0.001)) as hub, hub.agent("planner") as wire:
         for kind, tier in TIER_OF.items():
             warning = wire.ask(kind, id=frame_id, **VALID[kind])
             assert (warning["type"], warning["tier"], warning["id"]) == ("rate_limit_warning", tier, frame_id)
-            remaining, capacity = left(hub, "planner")[tier], hub.hub.gate.capacity("planner", "ws", tier)
+            remaining, capacity = remaining_by_tier(hub, "planner")[tier], hub.hub.gate.capacity("planner", "ws", tier)
             assert (warning["remaining"], warning["capacity"]) == (remaining, capacity)
             assert wire.hear()["id"] == frame_id
 
 
 @pytest.mark.parametrize("frame_id", ["a-1", 7])
 def test_a8_every_type_of_frame_is_denied_by_its_tier_and_carries_its_id(frame_id: str | int) -> None:
-    with running(Policy(limits=dict.fromkeys(BUILT_IN_TIERS, "blocked"))) as hub, hub.agent("planner") as wire:
+    with hub_server(Policy(limits=dict.fromkeys(BUILT_IN_TIERS, "blocked"))) as hub, hub.agent("planner") as wire:
         for kind, tier in TIER_OF.items():
             denied = wire.ask(kind, id=frame_id, **VALID[kind])
             assert (denied["type"], denied["tier"], denied["id"]) == ("rate_limited", tier, frame_id)
@@ -232,7 +232,7 @@ def test_a8_every_type_of_frame_is_denied_by_its_tier_and_carries_its_id(frame_i
 
 def test_a8_the_operator_can_change_the_tier_of_a_frame() -> None:
     policy = Policy(actions={"ws": {"ping": "heavy"}}, limits={"heavy": "1/minute"})
-    with running(policy) as hub, hub.agent("planner") as wire:
+    with hub_server(policy) as hub, hub.agent("planner") as wire:
         assert wire.ask("ping")["tier"] == "heavy", "a warning"
         wire.hear()
         assert wire.ask("ping") == {"type": "rate_limited", "tier": "heavy", "retry_after_ms": 60_000}
@@ -262,17 +262,17 @@ def say_nine_invalid_frames(wire: AgentConnection) -> None:
 
 
 def test_b9_ten_invalid_frames_within_a_minute_close_the_connection() -> None:
-    with running() as hub, hub.agent("planner") as wire:
+    with hub_server() as hub, hub.agent("planner") as wire:
         say_nine_invalid_frames(wire)
         hub.clock.advance(59.999)
         assert wire.ask("ping") == {"type": "pong"}
         wire.socket.send(BAD[9])
         assert wire.hear()["error"] == "invalid"
-        assert ended(wire) == (1008, "10 invalid frames within a minute")
+        assert read_close(wire) == (1008, "10 invalid frames within a minute")
 
 
 def test_b9_ten_invalid_frames_over_more_than_a_minute_do_not_close_it() -> None:
-    with running() as hub, hub.agent("planner") as wire:
+    with hub_server() as hub, hub.agent("planner") as wire:
         say_nine_invalid_frames(wire)
         hub.clock.advance(60)
         for _ in range(9):
@@ -280,14 +280,14 @@ def test_b9_ten_invalid_frames_over_more_than_a_minute_do_not_close_it() -> None
             assert wire.hear()["error"] == "invalid"
             assert wire.ask("ping") == {"type": "pong"}
         wire.socket.send("{")
-        assert ended(wire)[0] == 1008, "which makes ten within another minute"
+        assert read_close(wire)[0] == 1008, "which makes ten within another minute"
 
 
 def test_b9_ten_invalid_frames_before_identify_close_the_connection() -> None:
-    with running() as hub, hub.socket() as wire:
+    with hub_server() as hub, hub.socket() as wire:
         for _ in range(10):
             assert wire.ask("ping")["error"] == "not_identified"
-        assert ended(wire)[0] == 1008
+        assert read_close(wire)[0] == 1008
 
 
 @pytest.mark.parametrize(
@@ -296,34 +296,34 @@ def test_b9_ten_invalid_frames_before_identify_close_the_connection() -> None:
     ids=["a rate out of range", "a rate without a burst", "another limit"],
 )
 def test_b9_ten_frames_that_their_handler_finds_invalid_close_the_connection(wrong: dict[str, Any]) -> None:
-    with running(Policy(exempt=["planner"])) as hub, hub.agent("planner") as wire:
+    with hub_server(Policy(exempt=["planner"])) as hub, hub.agent("planner") as wire:
         wire.ask("session_open", session="open")
         for _ in range(10):
             assert wire.ask("session_open", **{"session": "s", **wrong})["error"] == "invalid"
-        assert ended(wire)[0] == 1008
+        assert read_close(wire)[0] == 1008
 
 
 def test_b9_denials_never_close_and_do_not_count_as_invalid_frames() -> None:
-    with running() as hub, hub.agent("planner") as wire:
-        use_up(hub, "planner")
+    with hub_server() as hub, hub.agent("planner") as wire:
+        empty_bucket(hub, "planner")
         say_nine_invalid_frames(wire)
         for _ in range(30):
             assert wire.ask("ping")["type"] == "rate_limited"
         assert wire.ask("list_agents")["type"] == "rate_limited", "still there"
         wire.socket.send("{")
-        assert ended(wire)[0] == 1008
+        assert read_close(wire)[0] == 1008
 
 
 def test_b9_an_invalid_frame_is_not_a_violation() -> None:
-    with running() as hub, hub.agent("planner") as wire:
+    with hub_server() as hub, hub.agent("planner") as wire:
         say_nine_invalid_frames(wire)
         assert wire.ask("status")["violations"] == 0
-        use_up(hub, "planner")
+        empty_bucket(hub, "planner")
         assert wire.ask("ping")["retry_after_ms"] == 1000, "the first of the steps"
 
 
 def test_b9_valid_frames_that_fail_are_neither_invalid_nor_violations() -> None:
-    with running(Policy(exempt=["planner"])) as hub, hub.agent("planner") as wire:
+    with hub_server(Policy(exempt=["planner"])) as hub, hub.agent("planner") as wire:
         for _ in range(10):
             assert wire.ask("message", to="nobody", body=1)["error"] == "unknown_agent"
             assert wire.ask("channel_subscribe", channel="none")["error"] == "unknown_channel"
@@ -332,7 +332,7 @@ def test_b9_valid_frames_that_fail_are_neither_invalid_nor_violations() -> None:
 
 
 def test_errors_for_binary_frames_and_unknown_types_say_what_was_expected() -> None:
-    with running() as hub, hub.agent("planner") as wire:
+    with hub_server() as hub, hub.agent("planner") as wire:
         wire.socket.send(b'{"type": "ping", "id": 1}')
         detail = "expected a text frame, got a binary one"
         assert wire.hear() == {"type": "error", "error": "invalid", "detail": detail}
@@ -342,7 +342,7 @@ def test_errors_for_binary_frames_and_unknown_types_say_what_was_expected() -> N
 
 def test_frames_have_a_maximum_size() -> None:
     """In bytes. A frame slightly too large is answered; one far too large closes the connection."""
-    with running() as hub, hub.agent("planner") as wire, hub.agent("friend") as friend:
+    with hub_server() as hub, hub.agent("planner") as wire, hub.agent("friend") as friend:
         for letter, size in (("x", 1), ("é", 2), ("🙂", 4)):
             frame = json.dumps({"type": "message", "to": "friend", "body": ""})
             room = 65_536 - len(frame)
@@ -355,7 +355,7 @@ def test_frames_have_a_maximum_size() -> None:
         wire.socket.send("x" * 4 * 65_536)
         assert wire.hear()["error"] == "too_large"
         wire.socket.send("x" * (4 * 65_536 + 1))
-        assert ended(wire)[0] == 1009
+        assert read_close(wire)[0] == 1009
 
 
 # B10 and B11: being limited, and floods ------------------------------------------------------------------------------
@@ -363,8 +363,8 @@ def test_frames_have_a_maximum_size() -> None:
 
 def test_b10_the_rate_limited_state_is_computed_on_demand() -> None:
     """It ends by itself, without a notification, and is independent of idle and busy."""
-    with running() as hub, hub.agent("planner") as wire, hub.http(ADMIN) as admin:
-        use_up(hub, "planner", "normal")
+    with hub_server() as hub, hub.agent("planner") as wire, hub.http(ADMIN) as admin:
+        empty_bucket(hub, "planner", "normal")
         assert wire.ask("message", to="x", body=1)["type"] == "rate_limited"
         limited = {"rate_limited": True, "violations": 1, "quiet_left_ms": 60_000}
         free = {"rate_limited": False, "violations": 0, "quiet_left_ms": 0}
@@ -378,10 +378,10 @@ def test_b10_the_rate_limited_state_is_computed_on_demand() -> None:
 
 
 def test_b10_the_rate_limited_state_outlives_a_connection_and_ends_with_a_reset() -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
         token = hub.register("planner")
         with hub.agent("planner", token) as wire:
-            use_up(hub, "planner")
+            empty_bucket(hub, "planner")
             assert wire.ask("ping")["type"] == "rate_limited"
         hub.clock.advance(1)
         with hub.agent("planner", token) as wire:
@@ -393,7 +393,7 @@ def test_b10_the_rate_limited_state_outlives_a_connection_and_ends_with_a_reset(
 
 
 def test_b11_exactly_the_limit_passes_of_a_flood_and_every_frame_is_answered() -> None:
-    with running() as hub, hub.agent("flooder") as wire:
+    with hub_server() as hub, hub.agent("flooder") as wire:
         for passing in (120, 60):
             for number in range(300):
                 wire.say("ping", id=number)
@@ -410,9 +410,9 @@ def test_b11_exactly_the_limit_passes_of_a_flood_and_every_frame_is_answered() -
 def test_b11_a_flood_is_read_more_slowly_until_it_is_over() -> None:
     """A pause never ends early, so there is a time that it takes at least, on any machine."""
     others = DENIALS // 20 - 1  # all who flood share what the hub spends on them: here each is denied 20 times a second
-    with running() as hub:
+    with hub_server() as hub:
         with hub.agent("flooder") as wire, hub.agent("good") as good:
-            use_up(hub, "flooder")
+            empty_bucket(hub, "flooder")
             for _ in range(9):
                 assert wire.ask("ping")["type"] == "rate_limited"
             assert hub.hub.flood_counter.connections == 0
@@ -426,7 +426,7 @@ def test_b11_a_flood_is_read_more_slowly_until_it_is_over() -> None:
             hub.clock.advance(60)
             assert [wire.ask("ping") for _ in range(20)] == [{"type": "pong"}] * 20
             assert hub.hub.flood_counter.connections == others
-            use_up(hub, "flooder")
+            empty_bucket(hub, "flooder")
             for _ in range(11):
                 wire.ask("ping")
             assert hub.hub.flood_counter.connections == others + 1
@@ -434,7 +434,7 @@ def test_b11_a_flood_is_read_more_slowly_until_it_is_over() -> None:
 
 
 def test_an_agent_that_reconnects_all_the_time_does_not_fill_the_log() -> None:
-    with capture_logs() as logged, running() as hub:
+    with capture_logs() as logged, hub_server() as hub:
         token = hub.register("planner")
         for more in (10, 0):
             for _ in range(MAX_LOGGED + more):

@@ -16,43 +16,44 @@ from headgate.events import Alerted
 from headgate.hub.monitoring import alerts as module
 from headgate.hub.monitoring.alerts import Alert, Alerts
 from headgate.hub.monitoring.denials import DenialLog
-from tests.support.alerts import RAISED, RESOLVED, advance, offend, settled, shown
-from tests.support.hub import ADMIN, Running, running
-from tests.support.ports import nobody
+from tests.support.alerts import RAISED, RESOLVED, advance, dashboard_alerts, record_violations, wait_until_idle
+from tests.support.event_loop import take_turns
+from tests.support.hub import ADMIN, HubServer, hub_server
+from tests.support.ports import unused_port
 from tests.support.valkey import PATIENCE, wait_for
-from tests.support.webhook_receiver import Receiver
+from tests.support.webhook_receiver import WebhookReceiver
 
 SECRET = "a-secret-of-more-than-16-characters"
 pytestmark = pytest.mark.usefixtures("no_proxies", "patient")
 
 
 @pytest.fixture
-def hub(receiver: Receiver) -> Iterator[Running]:
-    with running(webhooks=(receiver.url,)) as hub:
+def hub(receiver: WebhookReceiver) -> Iterator[HubServer]:
+    with hub_server(webhooks=(receiver.url,)) as hub:
         yield hub
 
 
 # One ------------------------------------------------------------------------------------------------------------------
 
 
-def test_b8_ten_denials_on_a_real_socket_are_one_alert_and_nine_are_none(receiver: Receiver) -> None:
+def test_b8_ten_denials_on_a_real_socket_are_one_alert_and_nine_are_none(receiver: WebhookReceiver) -> None:
     policy = Policy(limits={"light": "1/hour"})
     settings: dict[str, Any] = {"webhooks": (receiver.url,), "webhook_secret": SECRET}
-    with capture_logs() as logged, running(policy, **settings) as hub, hub.agent("planner") as wire:
+    with capture_logs() as logged, hub_server(policy, **settings) as hub, hub.agent("planner") as wire:
         assert (wire.ask("ping")["type"], wire.hear()["type"]) == ("rate_limit_warning", "pong")
         assert {wire.ask("ping")["type"] for _ in range(9)} == {"rate_limited"}
-        settled(hub)
-        assert (receiver.heard, shown(hub)) == ([], [])
+        wait_until_idle(hub)
+        assert (receiver.heard, dashboard_alerts(hub)) == ([], [])
         assert wire.ask("ping")["type"] == "rate_limited"
         wait_for(lambda: receiver.heard, "the alert")
         assert {wire.ask("ping")["type"] for _ in range(5)} == {"rate_limited"}
-        settled(hub)
+        wait_until_idle(hub)
         assert receiver.events == [(RAISED, "planner")]
         (heard,) = receiver.heard
         signed = f"{heard.headers['X-Headgate-Timestamp']}.".encode() + heard.body
         signature = hmac.digest(SECRET.encode(), signed, "sha256").hex()
         assert heard.headers["X-Headgate-Signature"] == f"sha256={signature}"
-        (alert,) = shown(hub)
+        (alert,) = dashboard_alerts(hub)
         assert alert == {**receiver.heard[0].json()["alert"], "total": 15}
         assert (alert["agent_id"], alert["violations"], alert["within"], alert["times"]) == ("planner", 10, 300.0, 1)
         assert alert["resolved_at"] is None
@@ -65,98 +66,98 @@ def test_b8_ten_denials_on_a_real_socket_are_one_alert_and_nine_are_none(receive
     assert line["address"] == alert["address"] == "127.0.0.1"
 
 
-def test_b8_the_log_names_three_denied_actions_and_no_more(hub: Running) -> None:
+def test_b8_the_log_names_three_denied_actions_and_no_more(hub: HubServer) -> None:
     with capture_logs() as logged:
         for number in (4, 3, 2, 1):
             for _ in range(number):
                 hub.run(hub.hub.stats.check("planner", "ws", cost=9999, action=f"{number}" + "x" * 999))
-        settled(hub)
+        wait_until_idle(hub)
     (line,) = [line for line in logged if line["event"] == "many violations"]
     assert [text[:5] for text in line["actions"]] == ["ws 4x", "ws 3x", "ws 2x"]
     assert max(map(len, line["actions"])) < 80
 
 
-def test_a_blocked_agent_raises_no_alert(hub: Running, receiver: Receiver) -> None:
+def test_a_blocked_agent_raises_no_alert(hub: HubServer, receiver: WebhookReceiver) -> None:
     hub.hub.gate.block("planner")
-    offend(hub, "planner", 10)
-    offend(hub, "other", 10)
-    settled(hub)
+    record_violations(hub, "planner", 10)
+    record_violations(hub, "other", 10)
+    wait_until_idle(hub)
     assert receiver.events == [(RAISED, "other")]
 
 
-def test_b8_violations_from_many_threads_raise_one_alert(hub: Running, receiver: Receiver) -> None:
+def test_b8_violations_from_many_threads_raise_one_alert(hub: HubServer, receiver: WebhookReceiver) -> None:
     with ThreadPoolExecutor(8) as threads:
-        for done in [threads.submit(offend, hub, "planner", 200) for _ in range(8)]:
+        for done in [threads.submit(record_violations, hub, "planner", 200) for _ in range(8)]:
             done.result()
-    settled(hub)
+    wait_until_idle(hub)
     assert receiver.events == [(RAISED, "planner")]
     assert (hub.hub.alerts.raised, hub.hub.alerts.open, hub.hub.alerts.resolved) == (1, 1, 0)
 
 
-def test_b8_a_resolved_alert_has_counted_all_violations(hub: Running, receiver: Receiver) -> None:
-    offend(hub)
-    settled(hub)
-    offend(hub, times=5)
+def test_b8_a_resolved_alert_has_counted_all_violations(hub: HubServer, receiver: WebhookReceiver) -> None:
+    record_violations(hub)
+    wait_until_idle(hub)
+    record_violations(hub, times=5)
     advance(hub, 60)
     raised, resolved = [one.json()["alert"] for one in receiver.heard]
     assert (raised["total"], resolved["total"]) == (10, 15)
-    assert shown(hub) == [resolved]
+    assert dashboard_alerts(hub) == [resolved]
 
 
-def test_b8_an_open_alert_is_raised_again_only_after_the_window(hub: Running, receiver: Receiver) -> None:
-    offend(hub)
+def test_b8_an_open_alert_is_raised_again_only_after_the_window(hub: HubServer, receiver: WebhookReceiver) -> None:
+    record_violations(hub)
     for _ in range(29):  # every ten seconds, up to 290
         hub.clock.advance(10)
-        offend(hub, times=1)
-        settled(hub)
+        record_violations(hub, times=1)
+        wait_until_idle(hub)
     hub.clock.advance(9.999999)
-    offend(hub, times=20)
-    settled(hub)
+    record_violations(hub, times=20)
+    wait_until_idle(hub)
     assert receiver.events == [(RAISED, "planner")]
     hub.clock.advance(0.000001)
-    offend(hub, times=1)
-    settled(hub)
+    record_violations(hub, times=1)
+    wait_until_idle(hub)
     assert receiver.events == [(RAISED, "planner")] * 2
     first, second = [one.json()["alert"] for one in receiver.heard]
     assert second == {**first, "times": 2, "total": 60}
-    assert shown(hub) == [second]
+    assert dashboard_alerts(hub) == [second]
     assert len({one.headers["X-Headgate-Delivery"] for one in receiver.heard}) == 2
     advance(hub, 60)
     assert receiver.events[2:] == [(RESOLVED, "planner")]
     assert (hub.hub.alerts.raised, hub.hub.alerts.open, hub.hub.alerts.resolved) == (2, 0, 1)
 
 
-def test_b8_after_a_resolution_the_next_alert_is_a_new_one(hub: Running, receiver: Receiver) -> None:
-    offend(hub)
+def test_b8_after_a_resolution_the_next_alert_is_a_new_one(hub: HubServer, receiver: WebhookReceiver) -> None:
+    record_violations(hub)
     advance(hub, 60)
-    offend(hub)
-    settled(hub)
+    record_violations(hub)
+    wait_until_idle(hub)
     assert receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")], "there was one within five minutes"
     hub.clock.advance(240)
-    offend(hub)
-    settled(hub)
+    record_violations(hub)
+    wait_until_idle(hub)
     assert receiver.events[2:] == [(RAISED, "planner")]
     assert receiver.heard[0].json()["alert"]["alert_id"] != receiver.heard[2].json()["alert"]["alert_id"]
-    assert [alert["resolved_at"] is None for alert in shown(hub)] == [True, False], "the newest first"
+    assert [alert["resolved_at"] is None for alert in dashboard_alerts(hub)] == [True, False], "the newest first"
 
 
-def test_b8_denials_by_address_raise_no_alert(receiver: Receiver) -> None:
+def test_b8_denials_by_address_raise_no_alert(receiver: WebhookReceiver) -> None:
     policy = Policy(addresses={"limit": "1/hour", "registration": "1/hour"})
-    with running(policy, webhooks=(receiver.url,)) as hub, hub.http() as http:
+    with hub_server(policy, webhooks=(receiver.url,)) as hub, hub.http() as http:
         answers = [http.get("/api/agents").status_code for _ in range(30)]
         answers += [http.post("/api/onboard/register", json={"agent_id": f"a{n}"}).status_code for n in range(30)]
         assert answers.count(429) == 58
-        settled(hub)
-        assert (receiver.heard, hub.hub.alerts.raised, shown(hub)) == ([], 0, [])
+        wait_until_idle(hub)
+        assert (receiver.heard, hub.hub.alerts.raised, dashboard_alerts(hub)) == ([], 0, [])
 
 
-def test_agents_have_alerts_of_their_own(hub: Running, receiver: Receiver) -> None:
+def test_agents_have_alerts_of_their_own(hub: HubServer, receiver: WebhookReceiver) -> None:
     strange = '<img src=x onerror=alert(1)>"\\ {alerts}'
-    offend(hub, strange)
-    offend(hub, "other")
-    settled(hub)
+    record_violations(hub, strange)
+    record_violations(hub, "other")
+    wait_until_idle(hub)
     hub.clock.advance(30)
-    offend(hub, "other", 1)
+    record_violations(hub, "other", 1)
     advance(hub, 30)
     assert receiver.events == [(RAISED, strange), (RAISED, "other"), (RESOLVED, strange)]
 
@@ -164,10 +165,12 @@ def test_agents_have_alerts_of_their_own(hub: Running, receiver: Receiver) -> No
 # Resolved -------------------------------------------------------------------------------------------------------------
 
 
-def test_b8_an_alert_is_resolved_exactly_at_the_end_of_the_quiet_period(hub: Running, receiver: Receiver) -> None:
+def test_b8_an_alert_is_resolved_exactly_at_the_end_of_the_quiet_period(
+    hub: HubServer, receiver: WebhookReceiver
+) -> None:
     began = time.time()
     with capture_logs() as logged:
-        offend(hub)
+        record_violations(hub)
         advance(hub, 59.999999)
         assert hub.hub.alerts.open == 1
         advance(hub, 0.000001)
@@ -176,18 +179,18 @@ def test_b8_an_alert_is_resolved_exactly_at_the_end_of_the_quiet_period(hub: Run
     at = resolved["alert"].pop("resolved_at")
     assert raised["alert"] == {**resolved["alert"], "resolved_at": None}
     assert began <= raised["alert"]["raised_at"] <= at <= time.time(), "by the time of day"
-    assert shown(hub) == [{**raised["alert"], "resolved_at": at}]
+    assert dashboard_alerts(hub) == [{**raised["alert"], "resolved_at": at}]
     events = [(line["event"], line["log_level"]) for line in logged if line.get("agent") == "planner"]
     assert events == [("many violations", "warning"), ("quiet again", "info")]
 
 
-def test_b8_new_violations_postpone_the_resolution(hub: Running, receiver: Receiver) -> None:
-    offend(hub)
-    settled(hub)
+def test_b8_new_violations_postpone_the_resolution(hub: HubServer, receiver: WebhookReceiver) -> None:
+    record_violations(hub)
+    wait_until_idle(hub)
     for _ in range(3):
         hub.clock.advance(59.999999)
-        offend(hub, times=1)
-        settled(hub)
+        record_violations(hub, times=1)
+        wait_until_idle(hub)
     advance(hub, 59.999999)
     assert receiver.events == [(RAISED, "planner")]
     advance(hub, 0.000001)
@@ -195,10 +198,12 @@ def test_b8_new_violations_postpone_the_resolution(hub: Running, receiver: Recei
 
 
 @pytest.mark.parametrize("way", ["reset", "exempt", "policy"])
-def test_b8_an_alert_is_resolved_when_the_admin_resets_or_exempts(hub: Running, receiver: Receiver, way: str) -> None:
-    offend(hub, "other")
-    offend(hub)
-    settled(hub)
+def test_b8_an_alert_is_resolved_when_the_admin_resets_or_exempts(
+    hub: HubServer, receiver: WebhookReceiver, way: str
+) -> None:
+    record_violations(hub, "other")
+    record_violations(hub)
+    wait_until_idle(hub)
     with hub.http(ADMIN) as http:
         if way == "reset":
             assert http.delete("/api/admin/violations/planner").json()["reset"] is True
@@ -207,16 +212,16 @@ def test_b8_an_alert_is_resolved_when_the_admin_resets_or_exempts(hub: Running, 
         else:
             hub.hub.gate.reload(Policy(exempt=["planner"]))
     wait_for(lambda: len(receiver.heard) == 3, "the end of it")
-    settled(hub)
+    wait_until_idle(hub)
     assert receiver.events[2:] == [(RESOLVED, "planner")]
     assert hub.hub.alerts.open == 1
 
 
-def test_changes_that_forgive_nothing_resolve_no_alert(hub: Running, receiver: Receiver) -> None:
-    offend(hub)
+def test_changes_that_forgive_nothing_resolve_no_alert(hub: HubServer, receiver: WebhookReceiver) -> None:
+    record_violations(hub)
     hub.hub.gate.add_exemption("other")
     hub.hub.gate.set_override("planner", "light", "5/minute")
-    settled(hub)
+    wait_until_idle(hub)
     advance(hub, 60)
     assert receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
 
@@ -225,13 +230,13 @@ def test_changes_that_forgive_nothing_resolve_no_alert(hub: Running, receiver: R
 
 
 def test_open_alerts_are_bounded_and_the_rest_only_logged(
-    hub: Running, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    hub: HubServer, receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_ALERTS", 3)
     with capture_logs() as logged:
         for number in range(6):
-            offend(hub, f"agent-{number}")
-        settled(hub)
+            record_violations(hub, f"agent-{number}")
+        wait_until_idle(hub)
         assert (hub.hub.alerts.open, hub.hub.alerts.raised, len(receiver.heard)) == (3, 6, 3)
         events = [line["event"] for line in logged]
         assert events.count("many violations") == 6
@@ -240,32 +245,36 @@ def test_open_alerts_are_bounded_and_the_rest_only_logged(
         assert len(receiver.heard) == 6
         hub.clock.advance(240)
         for number in range(4):
-            offend(hub, f"agent-{number}")
-        settled(hub)
+            record_violations(hub, f"agent-{number}")
+        wait_until_idle(hub)
     assert (hub.hub.alerts.open, len(receiver.heard)) == (3, 9)
     assert sum(line["event"].startswith("too many open alerts") for line in logged) == 2
 
 
-def test_fifty_alerts_are_shown_newest_first(hub: Running) -> None:
+def test_fifty_alerts_are_shown_newest_first(hub: HubServer) -> None:
     for number in range(60):
-        offend(hub, f"agent-{number}")
-    settled(hub)
-    assert [alert["agent_id"] for alert in shown(hub)] == [f"agent-{number}" for number in reversed(range(10, 60))]
+        record_violations(hub, f"agent-{number}")
+    wait_until_idle(hub)
+    assert [alert["agent_id"] for alert in dashboard_alerts(hub)] == [
+        f"agent-{number}" for number in reversed(range(10, 60))
+    ]
     advance(hub, 60)
     assert hub.hub.alerts.resolved == 60
-    assert [alert["agent_id"] for alert in shown(hub)] == [f"agent-{number}" for number in reversed(range(10, 60))]
-    assert all(alert["resolved_at"] for alert in shown(hub))
+    assert [alert["agent_id"] for alert in dashboard_alerts(hub)] == [
+        f"agent-{number}" for number in reversed(range(10, 60))
+    ]
+    assert all(alert["resolved_at"] for alert in dashboard_alerts(hub))
 
 
-def test_an_alert_that_is_raised_again_is_the_newest(hub: Running) -> None:
-    offend(hub, "one")
-    offend(hub, "other")
+def test_an_alert_that_is_raised_again_is_the_newest(hub: HubServer) -> None:
+    record_violations(hub, "one")
+    record_violations(hub, "other")
     for _ in range(6):
         hub.clock.advance(50)
-        offend(hub, "one", 2)
-        offend(hub, "other", 1)
-    settled(hub)
-    assert [(alert["agent_id"], alert["times"]) for alert in shown(hub)] == [("one", 2), ("other", 1)]
+        record_violations(hub, "one", 2)
+        record_violations(hub, "other", 1)
+    wait_until_idle(hub)
+    assert [(alert["agent_id"], alert["times"]) for alert in dashboard_alerts(hub)] == [("one", 2), ("other", 1)]
 
 
 # A receiver that is away ----------------------------------------------------------------------------------------------
@@ -274,11 +283,11 @@ def test_an_alert_that_is_raised_again_is_the_newest(hub: Running) -> None:
 def test_b8_a_receiver_down_for_a_minute_gets_the_alert_later_while_checks_go_on() -> None:
     policy = Policy(limits={"light": "100/minute"})
     with (
-        nobody() as port,
-        running(policy, webhooks=(f"http://127.0.0.1:{port}/alerts",)) as hub,
+        unused_port() as port,
+        hub_server(policy, webhooks=(f"http://127.0.0.1:{port}/alerts",)) as hub,
         hub.agent("other") as wire,
     ):
-        offend(hub)
+        record_violations(hub)
         wait_for(lambda: hub.hub.alerts.open, "the alert")
         answers = []
         for _ in range(60):
@@ -293,37 +302,37 @@ def test_b8_a_receiver_down_for_a_minute_gets_the_alert_later_while_checks_go_on
             hub.clock.advance(1)
             return webhooks.delivered == 2
 
-        with Receiver(port) as receiver:
+        with WebhookReceiver(port) as receiver:
             wait_for(delivered, "both")
             assert receiver.events == [(RAISED, "planner"), (RESOLVED, "planner")]
 
 
-def test_b8_an_alert_waits_for_no_receiver_and_a_check_for_no_alert(receiver: Receiver) -> None:
+def test_b8_an_alert_waits_for_no_receiver_and_a_check_for_no_alert(receiver: WebhookReceiver) -> None:
     receiver.answers.append(receiver.hang)
     policy = Policy(limits={"light": "1/hour"})
-    with running(policy, webhooks=(receiver.url,), shutdown_within=0.1) as hub, hub.agent("planner") as wire:
+    with hub_server(policy, webhooks=(receiver.url,), shutdown_within=0.1) as hub, hub.agent("planner") as wire:
         for _ in range(12):
             wire.say("ping")
         heard = [wire.hear()["type"] for _ in range(13)]
         assert heard.count("rate_limited") == 11
         wait_for(lambda: receiver.heard, "the request that hangs")
-        offend(hub, "other")
-        wait_for(lambda: len(shown(hub)) == 2, "the other alert")
+        record_violations(hub, "other")
+        wait_for(lambda: len(dashboard_alerts(hub)) == 2, "the other alert")
         assert wire.ask("ping")["type"] == "rate_limited"
 
 
-def test_queued_notifications_are_tried_once_more_when_the_hub_stops(receiver: Receiver) -> None:
+def test_queued_notifications_are_tried_once_more_when_the_hub_stops(receiver: WebhookReceiver) -> None:
     receiver.answers.append(503)
-    with running(webhooks=(receiver.url,), shutdown_within=PATIENCE) as hub:
-        offend(hub)
+    with hub_server(webhooks=(receiver.url,), shutdown_within=PATIENCE) as hub:
+        record_violations(hub)
         wait_for(lambda: receiver.heard, "the first try")
     assert receiver.events == [(RAISED, "planner")] * 2
 
 
-def test_queued_notifications_are_sent_at_once_when_the_hub_drains(receiver: Receiver) -> None:
+def test_queued_notifications_are_sent_at_once_when_the_hub_drains(receiver: WebhookReceiver) -> None:
     receiver.answers.append(503)
-    with running(webhooks=(receiver.url,)) as hub:
-        offend(hub)
+    with hub_server(webhooks=(receiver.url,)) as hub:
+        record_violations(hub)
         wait_for(lambda: receiver.heard, "the first try")
         hub.run(hub.hub.drain())
         wait_for(lambda: hub.hub.webhooks.delivered == 1, "the second, without a wait")
@@ -349,8 +358,7 @@ def test_alerts_come_from_any_thread_and_are_processed_in_the_loop() -> None:
         assert sent == [(RAISED, "planner")]
         await alerts.close()
         clock.advance(60)
-        for _ in range(5):
-            await asyncio.sleep(0)
+        await take_turns(5)
         assert (sent, alerts._due) == ([(RAISED, "planner")], {})
         await alerts.close()
 

@@ -11,7 +11,7 @@ from websockets.sync.client import connect
 from headgate.hub.api.allowed_hosts import AllowedHosts
 from headgate.hub.api.routes import ROUTES
 from headgate.hub.errors import RequestError
-from tests.support.hub import ADMIN, Running, running
+from tests.support.hub import ADMIN, HubServer, hub_server
 from tests.support.valkey import PATIENCE
 
 SOCKETS = ("/ws", "/relay", "/ws/dashboard")
@@ -19,7 +19,7 @@ PROBES = ("/live", "/ready", "/health", "/api/health")
 WRITING = sorted({route.method for route in ROUTES} - {"GET"})
 
 
-def handshake(hub: Running, path: str, *, host: str | None = None, origin: str | None = None) -> int:
+def handshake(hub: HubServer, path: str, *, host: str | None = None, origin: str | None = None) -> int:
     """The status of the answer to a handshake."""
     headers = {} if host is None else {"Host": host}
     try:
@@ -40,7 +40,7 @@ def handshake(hub: Running, path: str, *, host: str | None = None, origin: str |
 
 
 def test_a_page_whose_name_was_pointed_at_the_hub_reads_nothing() -> None:
-    with running(public_dashboard=True) as hub, hub.http() as http:
+    with hub_server(public_dashboard=True) as hub, hub.http() as http:
         for path in ("/api/dashboard/state", "/dashboard", "/api/agents", "/openapi.json", "/nowhere"):
             answer = http.get(path, headers={"Host": "evil.example"})
             assert (answer.status_code, answer.json()["error"]) == (421, "unknown_host"), path
@@ -49,7 +49,7 @@ def test_a_page_whose_name_was_pointed_at_the_hub_reads_nothing() -> None:
 
 
 def test_a_request_to_an_unknown_host_changes_nothing_and_counts_nothing() -> None:
-    with running() as hub, hub.http(ADMIN) as http:
+    with hub_server() as hub, hub.http(ADMIN) as http:
         answer = http.post("/api/onboard/register", json={"agent_id": "planner"}, headers={"Host": "evil.example"})
         assert answer.status_code == 421
         assert http.get("/api/admin/agents").json()["agents"] == []
@@ -58,7 +58,7 @@ def test_a_request_to_an_unknown_host_changes_nothing_and_counts_nothing() -> No
 
 @pytest.mark.parametrize("path", SOCKETS)
 def test_sockets_ask_for_a_known_host_too(path: str) -> None:
-    with running(public_dashboard=True) as hub:
+    with hub_server(public_dashboard=True) as hub:
         assert handshake(hub, path, host="evil.example") == 421
         assert handshake(hub, path, host=f"localhost:{hub.port}") == 101
 
@@ -110,7 +110,7 @@ def test_a_client_without_a_host_is_no_browser() -> None:
 @pytest.mark.parametrize("path", SOCKETS)
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:1", "http://127.0.0.1"])
 def test_no_page_of_another_site_opens_a_socket(path: str, origin: str) -> None:
-    with running(public_dashboard=True) as hub:
+    with hub_server(public_dashboard=True) as hub:
         assert handshake(hub, path, origin=origin) == 403
         assert handshake(hub, path, origin=f"http://{hub}") == handshake(hub, path) == 101
 
@@ -119,7 +119,7 @@ def test_no_page_of_another_site_opens_a_socket(path: str, origin: str) -> None:
 @pytest.mark.parametrize("media", ["application/json", "text/plain", "application/x-www-form-urlencoded", None])
 def test_no_page_of_another_site_writes(method: str, media: str | None) -> None:
     headers = {"Origin": "https://evil.example"} | ({} if media is None else {"Content-Type": media})
-    with running() as hub, hub.http(ADMIN) as http:
+    with hub_server() as hub, hub.http(ADMIN) as http:
         for route in (route for route in ROUTES if route.method == method):
             answer = http.request(method, route.path.replace("{", "").replace("}", ""), headers=headers, content=b"{}")
             assert (answer.status_code, answer.json()["error"]) == (403, "foreign_origin"), route.path
@@ -128,7 +128,7 @@ def test_no_page_of_another_site_writes(method: str, media: str | None) -> None:
 
 def test_a_cross_site_form_registers_no_agent_while_curl_does() -> None:
     body = b'{"agent_id": "planner"}'
-    with running() as hub, hub.http() as http:
+    with hub_server() as hub, hub.http() as http:
 
         def register(**headers: str) -> int:
             found: httpx.Response = http.post("/api/onboard/register", content=body, headers=headers)
@@ -142,7 +142,7 @@ def test_a_cross_site_form_registers_no_agent_while_curl_does() -> None:
 
 
 def test_the_hubs_own_page_writes_and_so_does_one_of_a_listed_host() -> None:
-    with running(allowed_hosts=("hub.example",)) as hub, hub.http(ADMIN) as http:
+    with hub_server(allowed_hosts=("hub.example",)) as hub, hub.http(ADMIN) as http:
         for origin in (f"http://{hub}", "https://hub.example", "https://hub.example:8443"):
             answer = http.post(
                 "/api/admin/rate-limits/whitelist", json={"agent_id": "monitor"}, headers={"Origin": origin}
@@ -165,7 +165,7 @@ def test_an_unknown_host_is_logged_once_and_ten_of_them_at_most() -> None:
 
 
 def test_an_ignored_forwarded_address_is_logged_once(logged: list[Any]) -> None:
-    with running() as hub, hub.http() as http:
+    with hub_server() as hub, hub.http() as http:
         for _ in range(2):
             http.get("/api/agents", headers={"X-Forwarded-For": "192.0.2.1"})
     lines = [line for line in logged if "X-Forwarded-For is ignored" in line["event"]]

@@ -21,9 +21,9 @@ from headgate.hub.api.routes import ROUTES
 from headgate.hub.api.routing import Access, Route
 from headgate.proto import envelope_pb2 as wire
 from headgate.stores.redis.agents import RedisAgents
-from tests.support.agent_connections import ended, hello, refusal
-from tests.support.example_requests import remembered, scene
-from tests.support.hub import ADMIN, VIEWER, Running, running
+from tests.support.agent_connections import read_close, rejected_handshake, send_hello
+from tests.support.example_requests import build_scene, stored_state
+from tests.support.hub import ADMIN, VIEWER, HubServer, hub_server
 
 MANY = "1000000/minute"
 ROOMY = Policy(
@@ -36,30 +36,30 @@ NOBODY = "hg_this-is-a-token-that-nobody-has"
 
 
 @pytest.fixture(scope="module")
-def hub() -> Iterator[Running]:
-    with running(ROOMY) as hub:
+def hub() -> Iterator[HubServer]:
+    with hub_server(ROOMY) as hub:
         yield hub
 
 
 @pytest.fixture(scope="module")
-def client(hub: Running) -> Iterator[httpx.Client]:
+def client(hub: HubServer) -> Iterator[httpx.Client]:
     """A client without a token."""
     with hub.http() as client:
         yield client
 
 
-def each(*access: Access) -> pytest.MarkDecorator:
+def parametrize_routes(*access: Access) -> pytest.MarkDecorator:
     """A test for each route that these may use."""
     chosen = [route for route in ROUTES if route.access in access]
     return pytest.mark.parametrize("route", chosen, ids=[f"{route.method} {route.path}" for route in chosen])
 
 
-class Asking:
+class RouteCaller:
     """Makes the good request for a route, of a scene of its own, with whichever token."""
 
-    def __init__(self, hub: Running, client: httpx.Client, route: Route) -> None:
+    def __init__(self, hub: HubServer, client: httpx.Client, route: Route) -> None:
         self._hub, self._client, self._route = hub, client, route
-        self.scene = hub.run(scene(hub.hub))
+        self.scene = hub.run(build_scene(hub.hub))
 
     def status(self, header: str | None) -> tuple[int, str | None]:
         """The status of the answer, and its error if it is one."""
@@ -76,19 +76,19 @@ class Asking:
 
     def refused(self, *headers: str | None) -> set[tuple[int, str | None]]:
         """How the request is refused with each of these headers, without anything having changed."""
-        before = self._hub.run(remembered(self._hub.hub, self.scene))
+        before = self._hub.run(stored_state(self._hub.hub, self.scene))
         found = {self.status(header) for header in headers}
-        assert self._hub.run(remembered(self._hub.hub, self.scene)) == before
+        assert self._hub.run(stored_state(self._hub.hub, self.scene)) == before
         return found
 
 
 @pytest.fixture
-def asking(hub: Running, client: httpx.Client, route: Route) -> Asking:
-    return Asking(hub, client, route)
+def route_caller(hub: HubServer, client: httpx.Client, route: Route) -> RouteCaller:
+    return RouteCaller(hub, client, route)
 
 
-@each(*Access)
-def test_the_right_token_passes(hub: Running, client: httpx.Client, route: Route) -> None:
+@parametrize_routes(*Access)
+def test_the_right_token_passes(hub: HubServer, client: httpx.Client, route: Route) -> None:
     rightful: dict[Access, list[str | None]] = {
         Access.PROBE: [None, NOBODY, "agent", ADMIN, VIEWER],
         Access.ANYONE: [None, "agent", ADMIN, VIEWER],
@@ -99,19 +99,19 @@ def test_the_right_token_passes(hub: Running, client: httpx.Client, route: Route
     }
     no_file = (409, "no_config")
     for token in rightful[route.access]:
-        asking = Asking(hub, client, route)
+        asking = RouteCaller(hub, client, route)
         whose = asking.scene.token if token == "agent" else token
         status = asking.status(whose and f"Bearer {whose}")
         assert status == (no_file if route.path == "/api/admin/reload" else (route.status, None))
 
 
-@each(Access.AGENT, Access.PROGRAM, Access.VIEWER, Access.ADMIN)
-def test_invalid_tokens_are_refused_and_change_nothing(hub: Running, route: Route, asking: Asking) -> None:
-    revoked, replaced = hub.register(asking.scene.newcomer), hub.register(asking.scene.channel)
-    hub.run(hub.hub.registry.revoke(asking.scene.newcomer))
-    hub.run(hub.hub.registry.rotate(asking.scene.channel))
-    good = asking.scene.token if route.access in (Access.AGENT, Access.PROGRAM) else ADMIN
-    assert asking.refused(
+@parametrize_routes(Access.AGENT, Access.PROGRAM, Access.VIEWER, Access.ADMIN)
+def test_invalid_tokens_are_refused_and_change_nothing(hub: HubServer, route: Route, route_caller: RouteCaller) -> None:
+    revoked, replaced = hub.register(route_caller.scene.newcomer), hub.register(route_caller.scene.channel)
+    hub.run(hub.hub.registry.revoke(route_caller.scene.newcomer))
+    hub.run(hub.hub.registry.rotate(route_caller.scene.channel))
+    good = route_caller.scene.token if route.access in (Access.AGENT, Access.PROGRAM) else ADMIN
+    assert route_caller.refused(
         None,
         "",
         "Bearer",
@@ -122,7 +122,7 @@ def test_invalid_tokens_are_refused_and_change_nothing(hub: Running, route: Rout
         f"Bearer {good[:-1]}",
         f"Bearer {good}x",
         f"Bearer {good.upper()}",
-        f"Bearer {asking.scene.agent}",
+        f"Bearer {route_caller.scene.agent}",
         f"Bearer {revoked}",
         f"Bearer {replaced}",
         f"Bearer {hub.run(hub.hub.registry.invite())}",
@@ -131,27 +131,27 @@ def test_invalid_tokens_are_refused_and_change_nothing(hub: Running, route: Rout
     ) == {(401, "unauthorized")}
 
 
-@each(Access.ANYONE)
-def test_open_routes_need_no_token_but_refuse_a_wrong_one(route: Route, asking: Asking) -> None:
-    assert asking.refused(f"Bearer {NOBODY}", f"Basic {asking.scene.token}", "") == {(401, "unauthorized")}
-    assert asking.status(None) == (route.status, None)
+@parametrize_routes(Access.ANYONE)
+def test_open_routes_need_no_token_but_refuse_a_wrong_one(route: Route, route_caller: RouteCaller) -> None:
+    assert route_caller.refused(f"Bearer {NOBODY}", f"Basic {route_caller.scene.token}", "") == {(401, "unauthorized")}
+    assert route_caller.status(None) == (route.status, None)
 
 
-@each(Access.ADMIN, Access.VIEWER)
-def test_b6_an_agent_is_neither_admin_nor_viewer(hub: Running, asking: Asking) -> None:
-    whom_it_is_about = hub.run(hub.hub.registry.rotate(asking.scene.other))
-    tried = asking.refused(f"Bearer {asking.scene.token}", f"Bearer {whom_it_is_about}")
+@parametrize_routes(Access.ADMIN, Access.VIEWER)
+def test_b6_an_agent_is_neither_admin_nor_viewer(hub: HubServer, route_caller: RouteCaller) -> None:
+    whom_it_is_about = hub.run(hub.hub.registry.rotate(route_caller.scene.other))
+    tried = route_caller.refused(f"Bearer {route_caller.scene.token}", f"Bearer {whom_it_is_about}")
     assert tried == {(403, "forbidden")}
 
 
-@each(Access.ADMIN, Access.AGENT, Access.PROGRAM)
-def test_a_viewer_only_looks_at_the_dashboard(asking: Asking) -> None:
-    assert asking.refused(f"Bearer {VIEWER}") == {(403, "forbidden")}
+@parametrize_routes(Access.ADMIN, Access.AGENT, Access.PROGRAM)
+def test_a_viewer_only_looks_at_the_dashboard(route_caller: RouteCaller) -> None:
+    assert route_caller.refused(f"Bearer {VIEWER}") == {(403, "forbidden")}
 
 
-@each(Access.AGENT)
-def test_the_admin_is_not_an_agent(asking: Asking) -> None:
-    assert asking.refused(f"Bearer {ADMIN}") == {(403, "forbidden")}
+@parametrize_routes(Access.AGENT)
+def test_the_admin_is_not_an_agent(route_caller: RouteCaller) -> None:
+    assert route_caller.refused(f"Bearer {ADMIN}") == {(403, "forbidden")}
 
 
 def test_routes_are_open_to_those_the_requirements_name() -> None:
@@ -207,7 +207,7 @@ def test_a_wrong_method_is_answered_with_the_allowed_ones(client: httpx.Client) 
     assert answer.json() == {"error": "wrong_method", "detail": "expected GET or POST or PUT, got PATCH"}
 
 
-def test_of_two_tokens_the_first_counts(hub: Running, client: httpx.Client) -> None:
+def test_of_two_tokens_the_first_counts(hub: HubServer, client: httpx.Client) -> None:
     token = hub.register("has two")
     for first, second, status in ((token, ADMIN, 403), (ADMIN, token, 200), (NOBODY, ADMIN, 401)):
         headers = [("Authorization", f"Bearer {first}"), ("Authorization", f"Bearer {second}")]
@@ -215,7 +215,7 @@ def test_of_two_tokens_the_first_counts(hub: Running, client: httpx.Client) -> N
 
 
 def test_without_a_viewer_token_nobody_is_a_viewer() -> None:
-    with running(viewer_token="") as hub, hub.http() as client:
+    with hub_server(viewer_token="") as hub, hub.http() as client:
         for header in ("", "Bearer", f"Bearer {NOBODY}", f"Bearer {VIEWER}"):
             assert client.get("/api/dashboard/state", headers={"Authorization": header}).status_code == 401
 
@@ -223,8 +223,8 @@ def test_without_a_viewer_token_nobody_is_a_viewer() -> None:
 # What is another agent's ----------------------------------------------------------------------------------------------
 
 
-def test_an_agent_sees_nothing_of_another_agent(hub: Running) -> None:
-    where = hub.run(scene(hub.hub))
+def test_an_agent_sees_nothing_of_another_agent(hub: HubServer) -> None:
+    where = hub.run(build_scene(hub.hub))
     stranger = hub.register("a stranger")
     with hub.http(stranger) as client:
         assert client.get(f"/api/tasks/{where.task}").json()["error"] == "unknown_task"
@@ -241,7 +241,7 @@ def test_an_agent_sees_nothing_of_another_agent(hub: Running) -> None:
         assert client.get("/v1/counters/mine").json() == {"key": "mine", "current_count": 0}
 
 
-def test_the_agent_itself_and_the_admin_rotate_and_revoke_its_token(hub: Running) -> None:
+def test_the_agent_itself_and_the_admin_rotate_and_revoke_its_token(hub: HubServer) -> None:
     first, bystander = hub.register("turns"), hub.register("bystander")
     with hub.http(first) as client:
         second = client.post("/api/onboard/rotate").json()
@@ -260,7 +260,7 @@ def test_the_agent_itself_and_the_admin_rotate_and_revoke_its_token(hub: Running
         assert client.get("/api/tasks").status_code == 200
 
 
-def test_of_concurrent_rotations_with_one_token_one_succeeds(hub: Running) -> None:
+def test_of_concurrent_rotations_with_one_token_one_succeeds(hub: HubServer) -> None:
     token = hub.register("rotates")
 
     def rotate(_: int) -> httpx.Response:
@@ -275,14 +275,14 @@ def test_of_concurrent_rotations_with_one_token_one_succeeds(hub: Running) -> No
 
 
 @pytest.mark.parametrize("how", ["rotate", "revoke"])
-def test_a_token_that_becomes_invalid_before_the_body_is_complete_does_nothing(hub: Running, how: str) -> None:
+def test_a_token_that_becomes_invalid_before_the_body_is_complete_does_nothing(hub: HubServer, how: str) -> None:
     agent = f"slow: {how}"
     token, other = hub.register(agent), hub.register(f"{agent}, other")
     path = f"/api/admin/agents/{quote(agent, safe='')}/token"
     bodies = {"/api/messages": {"to": agent, "body": 1}, "/api/tasks": {"payload": 1}, "/v1/check": {"key": "k"}}
     with ExitStack() as stack, hub.http(ADMIN) as admin:
-        begun = [stack.enter_context(hub.unfinished(token, *request)) for request in bodies.items()]
-        bystander = stack.enter_context(hub.unfinished(other, "/v1/check", {"key": "k"}))
+        begun = [stack.enter_context(hub.unfinished_post(token, *request)) for request in bodies.items()]
+        bystander = stack.enter_context(hub.unfinished_post(other, "/v1/check", {"key": "k"}))
         answer = admin.request("POST" if how == "rotate" else "DELETE", path)
         assert [request.finish() for request in begun] == [401] * len(begun)
         assert bystander.finish() == 200
@@ -295,7 +295,7 @@ def test_a_token_that_becomes_invalid_before_the_body_is_complete_does_nothing(h
 # Sockets --------------------------------------------------------------------------------------------------------------
 
 
-def test_an_agent_identifies_only_with_its_own_token(hub: Running) -> None:
+def test_an_agent_identifies_only_with_its_own_token(hub: HubServer) -> None:
     mine, others = hub.register("mine"), hub.register("others")
     for agent, token in (("mine", others), ("mine", ADMIN), ("mine", VIEWER), ("mine", NOBODY), ("none", mine),
                          ("MINE", mine), ("mine", mine[:-1]), ("mine", sha256(mine.encode()).hexdigest())):  # fmt: skip
@@ -307,18 +307,18 @@ def test_an_agent_identifies_only_with_its_own_token(hub: Running) -> None:
             assert stranger.ask("identify", agent_id="mine", token=mine)["type"] == "identified"
 
 
-def test_d1_only_its_own_token_proves_an_address(hub: Running) -> None:
+def test_d1_only_its_own_token_proves_an_address(hub: HubServer) -> None:
     mine, others = hub.register("sender"), hub.register("other sender")
     for address, token in (("sender", others), ("sender", ADMIN), ("sender", VIEWER), ("none", mine), ("sender", "")):
         with hub.socket("/relay") as stranger:
-            answer = hello(stranger, address, token)
+            answer = send_hello(stranger, address, token)
             assert (answer.type, answer.error.code) == (wire.MESSAGE_TYPE_ERROR, "unauthorized")
-            answer = hello(stranger, "sender", mine)
+            answer = send_hello(stranger, "sender", mine)
             assert (answer.type, answer.welcome.address) == (wire.MESSAGE_TYPE_WELCOME, "sender")
 
 
 @pytest.mark.parametrize("how", ["rotate", "revoke", "admin rotates", "admin revokes"])
-def test_a_replaced_or_revoked_token_closes_its_sockets(hub: Running, how: str) -> None:
+def test_a_replaced_or_revoked_token_closes_its_sockets(hub: HubServer, how: str) -> None:
     agent = f"is closed: {how}"
     token = hub.register(agent)
     path = f"/api/admin/agents/{quote(agent, safe='')}/token"
@@ -328,14 +328,14 @@ def test_a_replaced_or_revoked_token_closes_its_sockets(hub: Running, how: str) 
         hub.socket("/relay") as third,
         hub.agent(f"stays open: {how}") as bystander,
     ):
-        assert hello(third, agent, token).type == wire.MESSAGE_TYPE_WELCOME
+        assert send_hello(third, agent, token).type == wire.MESSAGE_TYPE_WELCOME
         with hub.http(token if " " not in how else ADMIN) as client:
             if how.startswith("admin"):
                 assert client.request("POST" if how == "admin rotates" else "DELETE", path).status_code == 200
             else:
                 assert client.post(f"/api/onboard/{how}").status_code == 200
         for connection in (first, second, third):
-            assert ended(connection) == (1008, "the token of this agent was revoked or replaced")
+            assert read_close(connection) == (1008, "the token of this agent was revoked or replaced")
         bystander.say("ping")
         while bystander.hear() != {"type": "pong"}:  # it may be assigned a task of another test
             pass
@@ -344,14 +344,14 @@ def test_a_replaced_or_revoked_token_closes_its_sockets(hub: Running, how: str) 
 
 
 def test_a_token_revoked_while_its_address_is_refunded_lets_nobody_in() -> None:
-    class Revoking(Gate):
+    class RevokingGate(Gate):
         async def arefund_address(self, address: str, cost: SupportsIndex = 1, purpose: str = "request") -> Decision:
             if purpose == "authentication":
                 await revoking.hub.registry.revoke("planner")
             return await super().arefund_address(address, cost, purpose)
 
     policy = Policy(addresses={"authentication": "1/second"})
-    with running(policy, gate=Revoking) as revoking, revoking.socket() as wire:
+    with hub_server(policy, gate=RevokingGate) as revoking, revoking.socket() as wire:
         token = revoking.register("planner")
         assert wire.ask("identify", agent_id="planner", token="wrong")["error"] == "unauthorized"
         revoking.clock.advance(1)
@@ -360,8 +360,8 @@ def test_a_token_revoked_while_its_address_is_refunded_lets_nobody_in() -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/ws/", "/ws/dashboard/", "/dashboard", "/api/health", "/relay/x"])
-def test_there_are_no_other_sockets(hub: Running, path: str, caplog: pytest.LogCaptureFixture) -> None:
-    answer = refusal(hub, path)
+def test_there_are_no_other_sockets(hub: HubServer, path: str, caplog: pytest.LogCaptureFixture) -> None:
+    answer = rejected_handshake(hub, path)
     assert (answer.status_code, answer.json()["error"]) == (404, "unknown_route")
     assert caplog.records == []
 
@@ -374,7 +374,7 @@ def test_tokens_are_compared_in_constant_time() -> None:
         assert "compare_digest(" in getsource(function)
 
 
-def test_a_hub_keeps_no_token(hub: Running) -> None:
+def test_a_hub_keeps_no_token(hub: HubServer) -> None:
     token = hub.register("kept as a digest")
     code = hub.run(hub.hub.registry.invite())
     dump = hub.run(hub.hub.database.run(lambda db: "\n".join(db.iterdump())))

@@ -14,8 +14,8 @@ from headgate.hub.agents.authentication import Authentication
 from headgate.hub.monitoring.address_log import MAX_LINES, AddressLog
 from headgate.hub.sockets.agent_socket import MAX_STRANGERS_FRAME
 from headgate.limits.decision import Decision
-from tests.support.agent_connections import refusal
-from tests.support.hub import ADMIN, VIEWER, Running, running
+from tests.support.agent_connections import rejected_handshake
+from tests.support.hub import ADMIN, VIEWER, HubServer, hub_server
 
 GUESSES = Policy(addresses={"authentication": "3/minute"})
 ADDRESS = "192.0.2.1"
@@ -34,11 +34,6 @@ class Tokens:
     async def wrong(self) -> str | None:
         self.looked_at += 1
         return None
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(start=1000)
 
 
 @pytest.fixture
@@ -125,7 +120,7 @@ async def test_b3_guesses_are_limited_while_the_store_is_away(gate: Gate) -> Non
 
 
 def test_a_strangers_frame_is_refused_unread_if_it_is_large() -> None:
-    with running() as hub, hub.agent("planner") as agent:
+    with hub_server() as hub, hub.agent("planner") as agent:
         large = {"channel": "general", "body": "x" * MAX_STRANGERS_FRAME}
         assert agent.ask("channel_publish", **large)["type"] == "published"
         with hub.socket() as stranger:
@@ -142,7 +137,7 @@ async def test_the_remembered_addresses_are_bounded(gate: Gate, monkeypatch: pyt
 
 
 def test_b3_tokens_are_guessed_at_the_dashboard_at_the_addresses_rate_and_no_faster() -> None:
-    with running(GUESSES) as hub:
+    with hub_server(GUESSES) as hub:
 
         def watch(token: str) -> str:
             with hub.socket("/ws/dashboard") as board:
@@ -157,7 +152,7 @@ def test_b3_tokens_are_guessed_at_the_dashboard_at_the_addresses_rate_and_no_fas
 
 def test_b7_a_public_dashboards_state_is_not_limited() -> None:
     policy = Policy(addresses={"limit": "1/minute"}, limits={"light": "1/minute"})
-    with running(policy, public_dashboard=True) as hub, hub.http() as anyone, hub.http(hub.register("a")) as agent:
+    with hub_server(policy, public_dashboard=True) as hub, hub.http() as anyone, hub.http(hub.register("a")) as agent:
         for client in (anyone, agent):
             assert [client.get("/api/dashboard/state").status_code for _ in range(5)] == [200] * 5
 
@@ -165,13 +160,13 @@ def test_b7_a_public_dashboards_state_is_not_limited() -> None:
 # Connects ------------------------------------------------------------------------------------------------------------
 
 
-def identify(hub: Running, agent: str, token: str) -> None:
+def identify(hub: HubServer, agent: str, token: str) -> None:
     with hub.agent(agent, token):
         pass
 
 
 def test_b2_300_agents_behind_one_address_connect_within_a_minute() -> None:
-    with running() as hub, ExitStack() as stack:
+    with hub_server() as hub, ExitStack() as stack:
         for number in range(300):
             stack.enter_context(hub.agent(f"agent-{number}"))
         assert len(hub.hub.presence.agents()) == 300
@@ -179,19 +174,19 @@ def test_b2_300_agents_behind_one_address_connect_within_a_minute() -> None:
 
 def test_b2_a_connect_is_given_back_to_an_agent_that_identifies() -> None:
     policy = Policy(addresses={"connection": "2/minute"})
-    with running(policy) as hub:
+    with hub_server(policy) as hub:
         token = hub.register("planner")
         for _ in range(5):
             identify(hub, "planner", token)
         for _ in range(2):
             with hub.socket():
                 pass
-        assert refusal(hub).status_code == 429
+        assert rejected_handshake(hub).status_code == 429
 
 
 def test_b2_each_purpose_has_a_bucket_of_its_own() -> None:
     policy = Policy(addresses=dict.fromkeys(("limit", "registration", "connection", "authentication"), "1/minute"))
-    with running(policy) as hub, hub.http() as http:
+    with hub_server(policy) as hub, hub.http() as http:
 
         def register(name: str) -> int:
             return http.post("/api/onboard/register", json={"agent_id": name}).status_code
@@ -202,7 +197,7 @@ def test_b2_each_purpose_has_a_bucket_of_its_own() -> None:
         assert [http.get("/api/agents", headers=guess).status_code for _ in range(2)] == [401, 429]
         with hub.socket():
             pass
-        assert refusal(hub).status_code == 429
+        assert rejected_handshake(hub).status_code == 429
 
 
 # The log --------------------------------------------------------------------------------------------------------------

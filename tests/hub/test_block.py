@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from headgate.proto import envelope_pb2 as wire
-from tests.support.admin import LIMITS, changes, ping
-from tests.support.agent_connections import ask_relay, relayed
-from tests.support.hub import ADMIN, AgentConnection, Running, running
-from tests.support.hub_fleet import Fleet
+from tests.support.admin import LIMITS, list_changes, ping
+from tests.support.agent_connections import ask_relay, relay_connection
+from tests.support.hub import ADMIN, AgentConnection, HubServer, hub_server
+from tests.support.hub_fleet import HubFleet
 from tests.support.valkey import wait_for
 
 BLOCK = "/api/admin/agents/planner/block"
@@ -35,10 +35,14 @@ def say(connection: AgentConnection, to: str = "nobody") -> wire.Envelope:
 
 
 @contextmanager
-def everywhere(hub: Running) -> Iterator[tuple[AgentConnection, httpx.Client, AgentConnection]]:
+def planner_on_every_way(hub: HubServer) -> Iterator[tuple[AgentConnection, httpx.Client, AgentConnection]]:
     """A planner on every way in: its WebSocket, with an open session, HTTP and the relay."""
     token = hub.register("planner")
-    with hub.agent("planner", token) as socket, hub.http(token) as http, relayed(hub, "planner", token) as relay:
+    with (
+        hub.agent("planner", token) as socket,
+        hub.http(token) as http,
+        relay_connection(hub, "planner", token) as relay,
+    ):
         assert socket.ask("session_open", session=1)["type"] == "session_opened"
         yield socket, http, relay
 
@@ -57,8 +61,8 @@ def passes(socket: AgentConnection, http: httpx.Client, relay: AgentConnection) 
 
 @pytest.mark.parametrize("relay_rate_limit", ["1000000", "off"])
 def test_b6_a_blocked_agent_is_denied_on_open_connections_at_once(relay_rate_limit: str) -> None:
-    with running(relay_rate_limit=relay_rate_limit) as hub, hub.http(ADMIN) as admin, hub.agent("other") as other:
-        with everywhere(hub) as (socket, http, relay):
+    with hub_server(relay_rate_limit=relay_rate_limit) as hub, hub.http(ADMIN) as admin, hub.agent("other") as other:
+        with planner_on_every_way(hub) as (socket, http, relay):
             assert passes(socket, http, relay) == [True] * 5
             told = {"agent_id": "planner", "blocked": True, "until": None, "reason": SECRET, "registered": True}
             assert block(admin, reason=SECRET) == told
@@ -69,11 +73,15 @@ def test_b6_a_blocked_agent_is_denied_on_open_connections_at_once(relay_rate_lim
             assert (answer.status_code, answer.json()) == (200, free)
             assert passes(socket, http, relay) == [True] * 5
             assert admin.delete(BLOCK).json() == free
-        assert changes(admin) == ["block of 'planner' removed", f"block of 'planner' set: {SECRET}"]
+        assert list_changes(admin) == ["block of 'planner' removed", f"block of 'planner' set: {SECRET}"]
 
 
 def test_b6_a_blocked_agent_is_told_so_but_not_why() -> None:
-    with running(relay_rate_limit="off") as hub, hub.http(ADMIN) as admin, everywhere(hub) as (socket, http, relay):
+    with (
+        hub_server(relay_rate_limit="off") as hub,
+        hub.http(ADMIN) as admin,
+        planner_on_every_way(hub) as (socket, http, relay),
+    ):
         block(admin, reason=SECRET)
         denied = http.get("/api/tasks")
         assert (denied.status_code, denied.json()["error"]) == (429, "rate_limited")
@@ -94,7 +102,7 @@ def test_b6_a_blocked_agent_is_told_so_but_not_why() -> None:
 
 
 def test_b6_a_block_wins_over_an_exemption_and_an_override() -> None:
-    with running(relay_rate_limit="off") as hub, hub.http(ADMIN) as admin, everywhere(hub) as parts:
+    with hub_server(relay_rate_limit="off") as hub, hub.http(ADMIN) as admin, planner_on_every_way(hub) as parts:
         admin.post(f"{LIMITS}/whitelist", json={"agent_id": "planner"}).raise_for_status()
         admin.put(f"{LIMITS}/planner", json={"light": "1000/second", "session": "1000/second"}).raise_for_status()
         block(admin)
@@ -102,7 +110,7 @@ def test_b6_a_block_wins_over_an_exemption_and_an_override() -> None:
 
 
 def test_b6_a_block_ends_by_itself() -> None:
-    with running(relay_rate_limit="off") as hub, hub.http(ADMIN) as admin, everywhere(hub) as parts:
+    with hub_server(relay_rate_limit="off") as hub, hub.http(ADMIN) as admin, planner_on_every_way(hub) as parts:
         until = hub.clock.wall() + 300
         assert block(admin, until=until)["until"] == until
         hub.clock.advance(299)
@@ -114,7 +122,7 @@ def test_b6_a_block_ends_by_itself() -> None:
 
 
 def test_b6_bad_blocks_are_refused_and_block_nobody() -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
         for body, detail in (
             ({"until": hub.clock.wall() - 1}, "until: expected a moment after now"),
             ({"until": hub.clock.wall()}, "until: expected a moment after now"),
@@ -134,10 +142,10 @@ def test_b6_bad_blocks_are_refused_and_block_nobody() -> None:
 
 
 def test_b6_a_block_survives_a_restart(tmp_path: Path) -> None:
-    with running(data=tmp_path) as hub, hub.http(ADMIN) as admin:
+    with hub_server(data=tmp_path) as hub, hub.http(ADMIN) as admin:
         token = hub.register("planner")
         block(admin, until=hub.clock.wall() + 3600, reason="it loops")
-    with running(data=tmp_path) as hub, hub.http(ADMIN) as admin, hub.http(token) as http:
+    with hub_server(data=tmp_path) as hub, hub.http(ADMIN) as admin, hub.http(token) as http:
         assert http.get("/api/tasks").status_code == 429
         with hub.agent("planner", token) as socket:
             assert ping(socket) == ["rate_limited"]
@@ -145,7 +153,7 @@ def test_b6_a_block_survives_a_restart(tmp_path: Path) -> None:
         assert http.get("/api/tasks").status_code == 200
 
 
-def test_b6_a_block_holds_on_every_hub_of_a_store_and_survives_all_of_them(fleet: Fleet) -> None:
+def test_b6_a_block_holds_on_every_hub_of_a_store_and_survives_all_of_them(fleet: HubFleet) -> None:
     with fleet.hub() as one, fleet.hub() as two, one.http(ADMIN) as admin:
         token = one.register("planner")
         with two.agent("planner", token) as socket:
@@ -169,7 +177,7 @@ def assigned(socket: AgentConnection) -> str:
 
 
 def test_b6_a_blocked_agent_gets_no_task_until_it_is_unblocked() -> None:
-    with running() as hub, hub.http(ADMIN) as admin, hub.agent("planner") as planner:
+    with hub_server() as hub, hub.http(ADMIN) as admin, hub.agent("planner") as planner:
         block(admin)
         task = admin.post("/api/admin/tasks", json={"payload": 1}).json()["task_id"]
         with hub.agent("other") as other:
@@ -180,7 +188,7 @@ def test_b6_a_blocked_agent_gets_no_task_until_it_is_unblocked() -> None:
 
 
 def test_b6_a_blocked_agent_gets_tasks_again_when_the_block_ends() -> None:
-    with running() as hub, hub.http(ADMIN) as admin, hub.agent("planner") as planner:
+    with hub_server() as hub, hub.http(ADMIN) as admin, hub.agent("planner") as planner:
         block(admin, until=hub.clock.wall() + 3600)
         task = admin.post("/api/admin/tasks", json={"payload": 1}).json()["task_id"]
         worker = hub.hub.scheduler._workers["planner"]
@@ -196,7 +204,7 @@ def test_b6_a_blocked_agent_gets_tasks_again_when_the_block_ends() -> None:
 def test_b6_an_agent_that_is_blocked_while_a_task_is_assigned_does_not_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with running() as hub, hub.http(ADMIN) as admin, hub.agent("planner") as planner:
+    with hub_server() as hub, hub.http(ADMIN) as admin, hub.agent("planner") as planner:
         table, written = hub.hub.scheduler._table, list[str]()
         update = table.update
 
@@ -214,7 +222,11 @@ def test_b6_an_agent_that_is_blocked_while_a_task_is_assigned_does_not_get_it(
 
 
 def test_b6_a_relay_flood_of_a_blocked_agent_is_slowed_down() -> None:
-    with running(relay_rate_limit="off") as hub, hub.http(ADMIN) as admin, everywhere(hub) as (_, _, relay):
+    with (
+        hub_server(relay_rate_limit="off") as hub,
+        hub.http(ADMIN) as admin,
+        planner_on_every_way(hub) as (_, _, relay),
+    ):
         block(admin)
         for _ in range(12):
             assert say(relay).type == wire.MESSAGE_TYPE_RATE_LIMITED

@@ -14,7 +14,7 @@ from headgate.gate.account_status import AccountStatus
 from headgate.hub.dashboard import accounts as module
 from headgate.hub.dashboard.accounts import AccountReader
 from tests.support.account_alerts import PAYS, spend
-from tests.support.hub import ADMIN, VIEWER, AgentConnection, Running, running
+from tests.support.hub import ADMIN, VIEWER, AgentConnection, HubServer, hub_server
 from tests.support.valkey import wait_for
 
 
@@ -23,7 +23,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_INTERVAL", 0.02)
 
 
-class Board:
+class AccountsDashboard:
     """What a dashboard knows of accounts: the snapshot, with all updates put into it."""
 
     def __init__(self, wire: AgentConnection, token: str) -> None:
@@ -43,7 +43,7 @@ class Board:
         self._take(frame)
         return True
 
-    def until(self, holds: Any, what: str) -> None:
+    def wait_until(self, holds: Any, what: str) -> None:
         wait_for(lambda: holds() or (self.follow() and holds()), what)
 
     def last(self, name: str) -> Any:
@@ -51,16 +51,16 @@ class Board:
 
 
 @contextmanager
-def board(hub: Running, token: str = ADMIN) -> Iterator[Board]:
+def accounts_dashboard(hub: HubServer, token: str = ADMIN) -> Iterator[AccountsDashboard]:
     with hub.socket("/ws/dashboard") as wire:
-        yield Board(wire, token)
+        yield AccountsDashboard(wire, token)
 
 
 def test_f1_the_feed_sends_accounts_and_then_their_changes() -> None:
-    with running(PAYS) as hub, board(hub) as shown:
+    with hub_server(PAYS) as hub, accounts_dashboard(hub) as shown:
         spend(hub, "4")
         hub.hub.gate.hold("writer", {"usd": "1.25"})
-        shown.until(lambda: shown.accounts.get("acme/search", {}).get("used") == 0.525, "the spending")
+        shown.wait_until(lambda: shown.accounts.get("acme/search", {}).get("used") == 0.525, "the spending")
         card = shown.accounts["acme/search"]
         (limit,) = card["limits"]
         assert (card["level"], card["plan"], card["more_limits"]) == ("team", "", 0)
@@ -74,20 +74,24 @@ def test_f1_the_feed_sends_accounts_and_then_their_changes() -> None:
         hub.hub.gate.set_account_limit("initech", "usd", "7 in all")
         hub.hub.gate.set_agent_account("cook", "initech")
         before = len(shown.frames)
-        shown.until(lambda: "initech" in shown.accounts, "the new account")
+        shown.wait_until(lambda: "initech" in shown.accounts, "the new account")
         sent = [card["path"] for frame in shown.frames[before:] for card in frame.get("accounts", ())]
         assert sent == ["initech"], "the others haven't changed"
         hub.hub.gate.set_account_limit("initech", "usd", None)
         hub.hub.gate.set_agent_account("cook", "")
-        shown.until(lambda: "initech" not in shown.accounts, "its end")
+        shown.wait_until(lambda: "initech" not in shown.accounts, "its end")
 
 
 @pytest.mark.parametrize("token", [VIEWER, ""], ids=["viewer", "public"])
 def test_f1_only_admins_get_accounts(token: str) -> None:
-    with running(PAYS, public_dashboard=True) as hub, board(hub) as admin, board(hub, token) as other:
+    with (
+        hub_server(PAYS, public_dashboard=True) as hub,
+        accounts_dashboard(hub) as admin,
+        accounts_dashboard(hub, token) as other,
+    ):
         spend(hub, "9")
-        admin.until(lambda: admin.accounts.get("acme/search", {}).get("used") == 0.9, "the spending")
-        admin.until(lambda: admin.last("summary")["open_account_alerts"] == 1, "the alert")
+        admin.wait_until(lambda: admin.accounts.get("acme/search", {}).get("used") == 0.9, "the spending")
+        admin.wait_until(lambda: admin.last("summary")["open_account_alerts"] == 1, "the alert")
         for _ in range(3):
             other.follow()
         assert "acme" not in str(other.frames)
@@ -103,13 +107,13 @@ def test_f1_nothing_is_read_unless_an_admin_looks(monkeypatch: pytest.MonkeyPatc
         return await real(self, paths)
 
     monkeypatch.setattr(Gate, "aaccounts", noted)
-    with running(PAYS) as hub:
-        with board(hub, VIEWER) as viewer:
+    with hub_server(PAYS) as hub:
+        with accounts_dashboard(hub, VIEWER) as viewer:
             for _ in range(3):
                 viewer.follow()
             assert asked == []
-        with board(hub) as admin:
-            admin.until(lambda: len(admin.accounts) == 2, "both")
+        with accounts_dashboard(hub) as admin:
+            admin.wait_until(lambda: len(admin.accounts) == 2, "both")
         wait_for(lambda: not hub.hub.dashboard._accounts._running, "the end of it")
 
 
@@ -204,8 +208,8 @@ async def test_f1_limits_of_one_account_are_bounded() -> None:
 
 
 def test_f1_many_dashboards_share_what_is_read() -> None:
-    with running(PAYS) as hub, ExitStack() as stack:
-        boards = [stack.enter_context(board(hub)) for _ in range(5)]
+    with hub_server(PAYS) as hub, ExitStack() as stack:
+        boards = [stack.enter_context(accounts_dashboard(hub)) for _ in range(5)]
         spend(hub, "4")
         for one in boards:
-            one.until(lambda one=one: one.accounts.get("acme/search", {}).get("used") == 0.4, "the spending")
+            one.wait_until(lambda one=one: one.accounts.get("acme/search", {}).get("used") == 0.4, "the spending")

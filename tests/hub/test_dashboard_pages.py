@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from headgate.hub.api.dashboard_routes import ROUTES
-from tests.support.hub import Running, running
+from tests.support.hub import HubServer, hub_server
 
 STATIC = files("headgate.hub.dashboard") / "static"
 FILES = sorted(file.name for file in STATIC.iterdir())
@@ -18,17 +18,17 @@ MEDIA = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8
 
 
 @pytest.fixture(scope="module")
-def hub() -> Iterator[Running]:
-    with running() as hub:
+def hub() -> Iterator[HubServer]:
+    with hub_server() as hub:
         yield hub
 
 
-def get(hub: Running, path: str) -> httpx.Response:
+def get(hub: HubServer, path: str) -> httpx.Response:
     with hub.http() as http:
         return http.get(path)
 
 
-def test_b7_every_file_is_served_to_anyone_without_a_limit(hub: Running) -> None:
+def test_b7_every_file_is_served_to_anyone_without_a_limit(hub: HubServer) -> None:
     page = get(hub, "/dashboard")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert page.text == (STATIC / "dashboard.html").read_text(encoding="utf-8")
@@ -44,14 +44,14 @@ def test_b7_every_file_is_served_to_anyone_without_a_limit(hub: Running) -> None
 
 
 @pytest.mark.parametrize(("path", "where"), [("/", "dashboard"), ("/dashboard/", "../dashboard")])
-def test_b7_the_root_and_a_trailing_slash_redirect_to_the_page(hub: Running, path: str, where: str) -> None:
+def test_b7_the_root_and_a_trailing_slash_redirect_to_the_page(hub: HubServer, path: str, where: str) -> None:
     """By a way that is right behind any prefix: what the page needs is named relative to it."""
     answer = get(hub, path)
     assert (answer.status_code, answer.headers["location"]) == (307, where)
     assert urljoin(f"http://{hub}{path}", where) == f"http://{hub}/dashboard"
 
 
-def test_b7_the_policy_of_the_page_is_strict(hub: Running) -> None:
+def test_b7_the_policy_of_the_page_is_strict(hub: HubServer) -> None:
     said = get(hub, "/dashboard").headers["content-security-policy"]
     policy = dict(part.strip().partition(" ")[::2] for part in said.split(";"))
     assert policy == {
@@ -68,7 +68,7 @@ def test_b7_the_policy_of_the_page_is_strict(hub: Running) -> None:
     assert get(hub, "/dashboard").headers["referrer-policy"] == "no-referrer"
 
 
-class Page(HTMLParser):
+class DashboardPage(HTMLParser):
     """What a page loads, and what stands in it that a strict policy forbids."""
 
     def __init__(self, text: str) -> None:
@@ -86,7 +86,7 @@ class Page(HTMLParser):
 
 
 def test_b7_the_page_loads_its_own_files_only_and_has_nothing_inline() -> None:
-    page = Page((STATIC / "dashboard.html").read_text(encoding="utf-8"))
+    page = DashboardPage((STATIC / "dashboard.html").read_text(encoding="utf-8"))
     assert page.inline == []
     assert set(page.loads) == {"dashboard/icon.svg", "dashboard/dashboard.css", "dashboard/dashboard.js"}
     for name in FILES:

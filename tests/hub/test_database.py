@@ -40,7 +40,7 @@ def in_file(path: Path) -> list[str]:
         return names(db)
 
 
-class Held:
+class BusyDatabase:
     """Keeps the database's thread busy, so that what is handed in meanwhile comes together."""
 
     def __init__(self, database: Database) -> None:
@@ -78,7 +78,7 @@ async def test_waiting_jobs_are_committed_together_in_order(database: Database) 
     statements: list[str] = []
     order: list[int] = []
     await database.run(lambda db: db.set_trace_callback(statements.append))
-    async with Held(database):
+    async with BusyDatabase(database):
         jobs = [
             asyncio.ensure_future(database.run(lambda db, number=number: order.append(number)))  # type: ignore[misc]
             for number in range(2500)
@@ -109,7 +109,7 @@ async def test_a_failed_job_rolls_back_alone(database: Database, path: Path) -> 
         put("half")(db)
         raise ValueError("not like this")
 
-    async with Held(database):
+    async with BusyDatabase(database):
         works = (put("a"), fail, put("b"), put("a"), put("c"))
         jobs = [asyncio.ensure_future(database.run(work)) for work in works]
     one, two, three, four, five = await asyncio.gather(*jobs, return_exceptions=True)
@@ -136,7 +136,7 @@ async def test_a_failed_commit_fails_every_job_in_it_and_none_after(database: Da
 async def test_a_job_that_breaks_the_transaction_fails_all_in_it_and_none_after(
     database: Database,
 ) -> None:
-    async with Held(database):
+    async with BusyDatabase(database):
         works = (put("a"), lambda db: db.execute("RELEASE job").close(), put("b"))
         jobs = [asyncio.ensure_future(database.run(work)) for work in works]
     results = await asyncio.gather(*jobs, return_exceptions=True)
@@ -159,7 +159,7 @@ async def test_a_full_disk_fails_only_the_job_that_does_not_fit(database: Databa
 
 @pytest.mark.parametrize("begun", [False, True])
 async def test_a_job_whose_caller_is_cancelled_is_done(database: Database, begun: bool) -> None:
-    async with Held(database):
+    async with BusyDatabase(database):
         jobs = [asyncio.ensure_future(database.run(put(name))) for name in "abc"]
         await asyncio.sleep(0)
         if not begun:

@@ -10,20 +10,20 @@ import pytest
 
 from headgate import ManualClock, Policy, RedisStore
 from headgate.sliding import RateLimiter, RateLimitResult, RateLimitSettings
-from tests.support.hub import ADMIN, Running, running
-from tests.support.valkey import PATIENCE, Server
+from tests.support.hub import ADMIN, HubServer, hub_server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 ROOMY = Policy(limits={"light": "100000/minute"})
 
 
 @pytest.fixture(scope="module")
-def hub() -> Iterator[Running]:
-    with running(ROOMY) as hub:
+def hub() -> Iterator[HubServer]:
+    with hub_server(ROOMY) as hub:
         yield hub
 
 
 @pytest.fixture
-def program(hub: Running, request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
+def program(hub: HubServer, request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
     """A program with the token of an agent of its own."""
     with hub.http(hub.register(request.node.name)) as client:
         yield client
@@ -61,7 +61,7 @@ def test_keys_are_as_long_in_a_path_as_in_a_check(program: httpx.Client) -> None
         assert answer.json()["detail"].startswith("key: expected 1 to 512 characters, got 'kkk")
 
 
-def test_c2_the_fields_of_a_check(hub: Running, program: httpx.Client) -> None:
+def test_c2_the_fields_of_a_check(hub: HubServer, program: httpx.Client) -> None:
     assert check(program, "k", limit=2, window_ms=2500) == (True, 1, 1, 0)
     hub.clock.advance(0.5)
     assert check(program, "k", limit=2, window_ms=2500) == (True, 2, 0, 0)
@@ -72,7 +72,7 @@ def test_c2_the_fields_of_a_check(hub: Running, program: httpx.Client) -> None:
     assert check(program, "k", limit=2, window_ms=2500) == (True, 2, 0, 0)
 
 
-def test_c3_defaults_reading_and_resetting_a_counter(hub: Running, program: httpx.Client) -> None:
+def test_c3_defaults_reading_and_resetting_a_counter(hub: HubServer, program: httpx.Client) -> None:
     assert (counter(program, "k"), reset(program, "k")) == (0, False)
     assert check(program, "k") == (True, 1, 99, 0)
     assert [check(program, "k") for _ in range(99)][-1] == (True, 100, 0, 0)
@@ -82,7 +82,7 @@ def test_c3_defaults_reading_and_resetting_a_counter(hub: Running, program: http
     assert check(program, "k") == (True, 1, 99, 0)
 
 
-def test_c3_limit_and_window_apply_per_call(hub: Running, program: httpx.Client) -> None:
+def test_c3_limit_and_window_apply_per_call(hub: HubServer, program: httpx.Client) -> None:
     assert check(program, "k", window_ms=60_000) == (True, 1, 99, 0)
     hub.clock.advance(10)
     assert check(program, "k", window_ms=60_000) == (True, 2, 98, 0)
@@ -96,10 +96,10 @@ def test_c3_a_limit_of_0_blocks(program: httpx.Client) -> None:
     assert (counter(program, "k"), check(program, "k", limit=1)) == (0, (True, 1, 0, 0))
 
 
-async def test_c5_counters_of_callers_and_of_a_stand_alone_limiter_are_apart(redis_server: Server) -> None:
+async def test_c5_counters_of_callers_and_of_a_stand_alone_limiter_are_apart(redis_server: ValkeyServer) -> None:
     prefix = f"test-{uuid4().hex}:"
     store = RedisStore(redis_server.url, prefix=prefix, timeout=PATIENCE, clock=ManualClock(start=1000))
-    with running(ROOMY, store=store) as hub, hub.http(hub.register("a")) as client, redis_server.client() as raw:
+    with hub_server(ROOMY, store=store) as hub, hub.http(hub.register("a")) as client, redis_server.client() as raw:
         assert check(client, "k", limit=1) == (True, 1, 0, 0)
         assert raw.keys(f"{prefix}windows:*") == [f"{prefix}windows:1:ak".encode()]
         assert raw.keys("ratelimit:*1:ak") == []
@@ -121,7 +121,7 @@ def test_any_key_has_a_counter(program: httpx.Client, key: str) -> None:
     assert (counter(program, key), reset(program, key), counter(program, key)) == (1, True, 0)
 
 
-def test_keys_of_two_agents_do_not_collide(hub: Running) -> None:
+def test_keys_of_two_agents_do_not_collide(hub: HubServer) -> None:
     """Names and keys that would be the same text one after the other, and the admin's own."""
     pairs = [("a", "bc"), ("ab", "c"), ("abc", "x"), ("2:abc", "x"), ("0:", "k"), ("1:a", "bc"), ("1", ":abc")]
     with hub.http(ADMIN) as admin:
@@ -181,5 +181,5 @@ def test_an_invalid_query_is_refused(program: httpx.Client, query: str, detail: 
 
 
 def test_a_check_is_itself_limited_by_the_gate() -> None:
-    with running(Policy(limits={"http": {"light": "3/minute"}})) as hub, hub.http(hub.register("a")) as client:
+    with hub_server(Policy(limits={"http": {"light": "3/minute"}})) as hub, hub.http(hub.register("a")) as client:
         assert [client.post("/v1/check", json={"key": "k"}).status_code for _ in range(4)] == [200, 200, 200, 429]

@@ -17,9 +17,9 @@ from headgate.gate.changes import override
 from headgate.hub.api.routes import ROUTES
 from headgate.stores.base import Change, DataVersion
 from headgate.stores.sqlite import ChangeLogError, SqliteChangeLog
-from tests.support.hub import identified, running
-from tests.support.hub_process import ADMIN, RAISED, Program, program
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.hub import agent_connection, hub_server
+from tests.support.hub_process import ADMIN, RAISED, HubProcess, hub_process
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = pytest.mark.long
 
@@ -43,15 +43,15 @@ usd = "5/calendar day"
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Program]:
+def hub(tmp_path: Path) -> Iterator[HubProcess]:
     policy = tmp_path / "headgate.toml"
     policy.write_text(RAISED + PLAN)
-    with program(tmp_path / "data", "--config", str(policy)) as hub:
+    with hub_process(tmp_path / "data", "--config", str(policy)) as hub:
         yield hub
 
 
 @contextmanager
-def full_disk(hub: Program) -> Iterator[None]:
+def full_disk(hub: HubProcess) -> Iterator[None]:
     """No file of the hub can be written meanwhile."""
     soft, hard = resource.prlimit(hub.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(hub.pid, resource.RLIMIT_FSIZE, (0, hard))
@@ -61,13 +61,13 @@ def full_disk(hub: Program) -> Iterator[None]:
         resource.prlimit(hub.pid, resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def register(hub: Program, name: str) -> str:
+def register(hub: HubProcess, name: str) -> str:
     with hub.http() as admin:
         token: str = admin.post("/api/admin/agents", json={"agent_id": name}).json()["token"]
         return token
 
 
-def health(hub: Program) -> tuple[str, str, list[str]]:
+def health(hub: HubProcess) -> tuple[str, str, list[str]]:
     with hub.http("") as anyone:
         answer = anyone.get("/health")
         assert answer.status_code == 200
@@ -75,7 +75,7 @@ def health(hub: Program) -> tuple[str, str, list[str]]:
         return found["status"], found["disk"], found["problems"]
 
 
-def calls(hub: Program, token: str) -> list[tuple[tuple[str, str], httpx.Request]]:
+def calls(hub: HubProcess, token: str) -> list[tuple[tuple[str, str], httpx.Request]]:
     """One call for each route that writes, with the path in the table."""
     limits = "/api/admin/rate-limits"
     found: list[tuple[str, str, str, Any]] = [
@@ -130,7 +130,7 @@ def calls(hub: Program, token: str) -> list[tuple[tuple[str, str], httpx.Request
     return requests
 
 
-def test_every_route_that_writes_is_unavailable_and_changes_nothing(hub: Program, tmp_path: Path) -> None:
+def test_every_route_that_writes_is_unavailable_and_changes_nothing(hub: HubProcess, tmp_path: Path) -> None:
     token = register(hub, "planner")
     for name in ("bank", "exempt"):
         register(hub, name)
@@ -141,7 +141,7 @@ def test_every_route_that_writes_is_unavailable_and_changes_nothing(hub: Program
         admin.put("/api/admin/agents/exempt/role", json={"role": "viewer"})
         for path in ("accounts/acme", "account-defaults/levels/team", "account-defaults/plans/pro"):
             assert admin.put(f"/api/admin/{path}", json={"usd": "4/calendar day"}).status_code == 200
-    with identified(hub, "bank", _rotated(hub, "bank")) as bank:
+    with agent_connection(hub, "bank", rotated_log(hub, "bank")) as bank:
         bank.ask("message", to="planner", body="for the mailbox")
     with hub.http(token) as planner:
         assert planner.post("/api/channels", json={"name": "plans"}).status_code == 201
@@ -168,7 +168,7 @@ def test_every_route_that_writes_is_unavailable_and_changes_nothing(hub: Program
     assert "Traceback" not in "".join(hub.err)
 
 
-def _rotated(hub: Program, name: str) -> str:
+def rotated_log(hub: HubProcess, name: str) -> str:
     with hub.http() as admin:
         token: str = admin.post(f"/api/admin/agents/{name}/token").json()["token"]
         return token
@@ -187,9 +187,9 @@ def content(folder: Path) -> dict[str, list[Any]]:
     return found
 
 
-def test_every_frame_that_writes_is_unavailable_and_changes_nothing(hub: Program) -> None:
+def test_every_frame_that_writes_is_unavailable_and_changes_nothing(hub: HubProcess) -> None:
     planner, _bank = register(hub, "planner"), register(hub, "bank")
-    with identified(hub, "planner", planner) as wire, hub.http() as admin:
+    with agent_connection(hub, "planner", planner) as wire, hub.http() as admin:
         assert wire.ask("session_open", session="s")["type"] == "session_opened"
         task = admin.post("/api/admin/tasks", json={"payload": 1}).json()["task_id"]
         assert wire.hear()["task_id"] == task
@@ -227,7 +227,7 @@ def test_every_frame_that_writes_is_unavailable_and_changes_nothing(hub: Program
         assert health(hub) == ("ok", "ok", [])
 
 
-def test_health_recovers_by_itself_though_nobody_writes(hub: Program) -> None:
+def test_health_recovers_by_itself_though_nobody_writes(hub: HubProcess) -> None:
     with full_disk(hub), hub.http() as admin:
         assert admin.post("/api/admin/tasks", json={"payload": 1}).status_code == 503
         limits = admin.put("/api/admin/rate-limits/planner", json={"light": "1/minute"})
@@ -237,7 +237,7 @@ def test_health_recovers_by_itself_though_nobody_writes(hub: Program) -> None:
 
 
 def test_the_file_of_a_store_that_the_program_has_made_is_watched_too(tmp_path: Path) -> None:
-    with MemoryStore(remember=tmp_path / "limits.db") as store, running(store=store) as hub, hub.http("") as anyone:
+    with MemoryStore(remember=tmp_path / "limits.db") as store, hub_server(store=store) as hub, hub.http("") as anyone:
         assert store.file is not None
         store.file.failure = "disk full"
         assert anyone.get("/health").json()["problems"] == ["the disk can't be written: disk full"]
@@ -257,9 +257,9 @@ def test_a_probe_that_fails_again_and_again_is_logged_once(tmp_path: Path, logge
                 shared.run(shared.hub._probe_once())
 
     with (
-        Server() as server,
+        ValkeyServer() as server,
         RedisStore(server.url, timeout=PATIENCE) as store,
-        running(store=store, data=tmp_path) as shared,
+        hub_server(store=store, data=tmp_path) as shared,
     ):
         shared.run(shared.hub._background.cancel())  # the hub's own probe, which would come in between
         shared.run(shared.hub.database.run(lambda db: db.execute("PRAGMA busy_timeout=0").close()))
@@ -280,7 +280,7 @@ def test_an_unforeseen_failure_does_not_end_the_probes(logged: list[Any], monkey
         succeeded.set()
 
     monkeypatch.setattr("headgate.hub.app._PROBE_INTERVAL", 0.01)
-    with running() as hub:
+    with hub_server() as hub:
         monkeypatch.setattr(hub.hub.store_guard, "probe", probe)
         assert succeeded.wait(PATIENCE)
     failed = [line["reason"] for line in logged if line["event"] == "probe failed"]
@@ -313,7 +313,7 @@ def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     data = tmp_path / "deep" / "data"
     names = [name + end for name in ("changes.db", "hub.db") for end in ("", "-shm", "-wal")]
     names += ["limits.db", "lock"]  # nothing is written for plain buckets
-    with program(data) as hub:
+    with hub_process(data) as hub:
         assert "other users" not in "".join(hub.err), "they never had access"
         assert modes(data) == dict.fromkeys(names, "0o600")
         assert oct(data.stat().st_mode & 0o777) == "0o700"
@@ -321,7 +321,7 @@ def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
 
 def test_a_directory_that_others_can_write_to_is_logged_once_and_left_as_it_is(tmp_path: Path) -> None:
     tmp_path.chmod(0o775)
-    with program(tmp_path, "--log-format", "json") as hub:
+    with hub_process(tmp_path, "--log-format", "json") as hub:
         lines = [json.loads(line) for line in hub.err]
     (told,) = [line for line in lines if line["event"].startswith("other users can write to the data directory")]
     assert (told["directory"], told["mode"], told["level"]) == (str(tmp_path), "0o775", "warning")
@@ -329,12 +329,12 @@ def test_a_directory_that_others_can_write_to_is_logged_once_and_left_as_it_is(t
 
 
 def test_files_that_others_could_read_are_closed_to_them_and_it_is_logged(tmp_path: Path) -> None:
-    with program(tmp_path) as hub:
+    with hub_process(tmp_path) as hub:
         register(hub, "planner")
         hub.kill()
     for path in tmp_path.iterdir():
         path.chmod(0o644)
-    with program(tmp_path, "--log-format", "json") as hub:
+    with hub_process(tmp_path, "--log-format", "json") as hub:
         assert set(modes(tmp_path).values()) == {"0o600"}
         lines = [json.loads(line) for line in hub.err]
         told = [Path(line["file"]).name for line in lines if line["event"].startswith("other users had access")]

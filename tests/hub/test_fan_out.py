@@ -44,7 +44,8 @@ class Turns:
         self._task.cancel()
 
 
-async def until(true: Callable[[], bool]) -> None:
+async def take_turns_until(true: Callable[[], bool]) -> None:
+    """Let the loop take no turn more than it has to."""
     async with asyncio.timeout(PATIENCE):
         while not true():  # noqa: ASYNC110 - nothing has an event for it
             await asyncio.sleep(0)
@@ -77,7 +78,7 @@ async def test_a_reader_that_takes_everything_at_once_leaves_others_their_turns(
     for _ in range(40):
         reader.socket.push("x")
     begin = turns.now
-    await until(lambda: len(reader.heard) == 40)
+    await take_turns_until(lambda: len(reader.heard) == 40)
     turns.stop()
     assert turns.now - begin >= 39
 
@@ -90,10 +91,10 @@ async def test_all_subscribers_of_a_chat_channel_get_its_messages_in_the_same_or
         async with messages._fan_out._turn:  # so that one is not delivered yet when the next is published
             for reader in readers[:3]:
                 publications.append(asyncio.ensure_future(messages.publish("general", "boss", Raw(b"1"))))
-                await until(lambda: messages.accepted == len(publications))
+                await take_turns_until(lambda: messages.accepted == len(publications))
                 messages.unsubscribe_all(reader.socket)
         numbers = await asyncio.gather(*publications)
-        await until(lambda: not any(reader.socket.queued for reader in readers))
+        await take_turns_until(lambda: not any(reader.socket.queued for reader in readers))
         heard = [[msgspec.json.decode(frame)["number"] for frame in reader.heard] for reader in readers]
         assert heard == [[]] * 3 + [numbers] * 177
 
@@ -104,7 +105,7 @@ async def test_a_subscriber_that_leaves_during_a_delivery_gets_nothing_more() ->
         for reader in readers:
             hub.messages.subscribe("general", reader.socket)
         publication = asyncio.ensure_future(hub.messages.publish("general", "boss", Raw(b"1")))
-        await until(lambda: bool(readers[0].heard))
+        await take_turns_until(lambda: bool(readers[0].heard))
         hub.messages.unsubscribe_all(readers[-1].socket)
         await publication
         assert (len(readers[-2].heard), readers[-1].heard) == (1, [])
@@ -121,7 +122,7 @@ async def test_a_reader_that_subscribes_again_is_not_told_of_the_deletion_before
         messages.subscribe("room", reader.socket)
         reader.socket.release()
         await messages.publish("room", "boss", Raw(b"1"))
-        await until(lambda: bool(reader.heard))
+        await take_turns_until(lambda: bool(reader.heard))
         assert [msgspec.json.decode(frame)["type"] for frame in reader.heard] == ["channel_message"]
 
 
@@ -132,7 +133,7 @@ async def test_a_subscription_has_ended_when_the_reader_has_got_what_came_before
         reader.socket.hold()  # as while it reads slowly
         await messages.publish("general", "boss", Raw(b"1"))
         end = asyncio.ensure_future(messages.unsubscribe("general", reader.socket))
-        await until(lambda: not messages.chat_channel("general").subscribers)
+        await take_turns_until(lambda: not messages.chat_channel("general").subscribers)
         assert not end.done()
         assert reader.heard == []
         reader.socket.release()

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.support.hub_process import RAISED_ADDRESSES, Program, program
+from tests.support.hub_process import RAISED_ADDRESSES, HubProcess, hub_process
 from tests.support.valkey import PATIENCE
 
 pytestmark = pytest.mark.long
@@ -28,12 +28,12 @@ max_connections_per_address = 2000
 """
 
 
-def registered(hub: Program, names: list[str]) -> list[tuple[str, str]]:
+def registered(hub: HubProcess, names: list[str]) -> list[tuple[str, str]]:
     with hub.http() as client:
         return [(name, client.post("/api/admin/agents", json={"agent_id": name}).json()["token"]) for name in names]
 
 
-class Good:
+class GoodAgent:
     """A well-behaved agent: it sends another one a message about every second, and waits for the answer."""
 
     def __init__(self, name: str, token: str, to: str) -> None:
@@ -66,16 +66,16 @@ class Good:
             self.received += 1
 
 
-def worked(hub: Program) -> float:
+def processor_seconds(hub: HubProcess) -> float:
     """The seconds for which a hub has had a processor."""
     fields = Path(f"/proc/{hub.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-class Health:
+class HealthWatcher:
     """Somebody who asks again and again how the hub is, without a connection of his own."""
 
-    def __init__(self, hub: Program) -> None:
+    def __init__(self, hub: HubProcess) -> None:
         self._hub = hub
         self.times: list[float] = []
         """How long each answer took."""
@@ -87,15 +87,15 @@ class Health:
     async def watch(self, over: asyncio.Event) -> None:
         async with httpx.AsyncClient(base_url=f"http://{self._hub}", timeout=PATIENCE, trust_env=False) as client:
             while not over.is_set():
-                begin, before = time.monotonic(), worked(self._hub)
+                begin, before = time.monotonic(), processor_seconds(self._hub)
                 assert (await client.get("/api/health", headers={"Connection": "close"})).status_code == 200
                 self.times.append(time.monotonic() - begin)
-                self.work.append(worked(self._hub) - before)
+                self.work.append(processor_seconds(self._hub) - before)
                 self.most = max(self.most, self._hub.memory())
                 await asyncio.sleep(0.05)
 
 
-def held_back(flooder: dict[str, Any]) -> float:
+def missing_passes(flooder: dict[str, Any]) -> float:
     """How many messages too few had passed when one was denied: never one, however slow the machine is.
 
     Before the first denial the whole capacity passes. From then on the bucket fills, at least from the moment at which
@@ -111,11 +111,11 @@ def held_back(flooder: dict[str, Any]) -> float:
 def test_b11_a_flood_costs_the_flooder_and_nobody_else(tmp_path: Path) -> None:
     config = tmp_path / "headgate.toml"
     config.write_text(POLICY)
-    with program(tmp_path / "data", "--config", str(config)) as hub:
+    with hub_process(tmp_path / "data", "--config", str(config)) as hub:
         bad = registered(hub, [f"flooder-{i}" for i in range(FLOODERS)])
         good = registered(hub, [f"good-{i}" for i in range(GOOD)])
-        agents = [Good(name, token, good[(i + 1) % GOOD][0]) for i, (name, token) in enumerate(good)]
-        before, health = hub.memory(), Health(hub)
+        agents = [GoodAgent(name, token, good[(i + 1) % GOOD][0]) for i, (name, token) in enumerate(good)]
+        before, health = hub.memory(), HealthWatcher(hub)
 
         async def work() -> list[dict[str, Any]]:
             over, together = asyncio.Event(), asyncio.Barrier(GOOD)
@@ -147,7 +147,7 @@ def test_b11_a_flood_costs_the_flooder_and_nobody_else(tmp_path: Path) -> None:
             metrics = client.get("/api/metrics").json()
     # Its span begins when it sends the first ping.
     most_excess = max(one["passed"] - (CAPACITY + PER_SECOND * one["longest"]) for one in told)
-    most_held_back = max(held_back(one) for one in told)
+    most_held_back = max(missing_passes(one) for one in told)
     times, work_on_it = (statistics.quantiles(of, n=100, method="inclusive") for of in (health.times, health.work))
     print(
         f"\ndenied {sum(one['denied'] for one in told):,}; passed {sum(one['passed'] for one in told):,}; "

@@ -19,12 +19,12 @@ from websockets.exceptions import InvalidHandshake
 
 from headgate.hub.api.routes import ROUTES
 from headgate.hub.connections.connection import GuardedConnection
-from tests.support.agent_connections import received
+from tests.support.agent_connections import receive_until
 from tests.support.fuzz_campaign import HANDSHAKE, FuzzCampaign
 from tests.support.fuzzer import FRAMES, Fuzzer, websocket_frame
-from tests.support.guarded_server import upgraded
-from tests.support.hub import VIEWER, AgentConnection, Running, running
-from tests.support.hub_checks import UNLIMITED, fuzzed
+from tests.support.guarded_server import open_websocket
+from tests.support.hub import VIEWER, AgentConnection, HubServer, hub_server
+from tests.support.hub_checks import UNLIMITED, fuzzed_hub
 from tests.support.hub_process import ADMIN, PLENTY, RAISED_ADDRESSES
 from tests.support.response_checker import ResponseChecker
 from tests.support.valkey import PATIENCE, wait_for
@@ -38,7 +38,7 @@ shutdown_within = 30
 
 
 def campaign(folder: Path, config: str, seed: int, enough: int, limits: list[Any] = HUGE) -> ResponseChecker:
-    with fuzzed(folder, config) as (hub, tokens, problems):
+    with fuzzed_hub(folder, config) as (hub, tokens, problems):
         checker, begin = ResponseChecker(problems), time.monotonic()
         asyncio.run(FuzzCampaign(hub.port, Fuzzer(seed, tokens, ADMIN, VIEWER, limits), checker, enough).run())
         took = time.monotonic() - begin
@@ -111,9 +111,9 @@ UNSAID = "positive_data_acceptance"
 """What a JSON Schema can't say: which characters are printable, what the text of a limit is, that 1.0 is no integer."""
 
 
-def conforms(folder: Path, *options: str) -> str:
+def run_schemathesis(folder: Path, *options: str) -> str:
     """Run schemathesis, which knows only the document; what it prints."""
-    with fuzzed(folder, UNLIMITED) as (hub, tokens, _problems):
+    with fuzzed_hub(folder, UNLIMITED) as (hub, tokens, _problems):
         config = folder / "schemathesis.toml"
         agent, second, third, *_ = tokens.values()
         config.write_text(CHECKS.format(agent=agent, second=second, third=third, admin=ADMIN))
@@ -132,14 +132,14 @@ def conforms(folder: Path, *options: str) -> str:
 
 @pytest.mark.long
 def test_b11_the_hub_answers_as_its_document_says(tmp_path: Path) -> None:
-    told = conforms(tmp_path, "--max-examples", "40", "--phases", "examples,coverage,fuzzing,stateful")
+    told = run_schemathesis(tmp_path, "--max-examples", "40", "--phases", "examples,coverage,fuzzing,stateful")
     assert re.search(rf"Tested: {len(ROUTES) - 1}\n", told), told  # all but the document itself
 
 
 # What was found -------------------------------------------------------------------------------------------------------
 
 
-def quiet(caplog: pytest.LogCaptureFixture) -> bool:
+def has_no_mistakes(caplog: pytest.LogCaptureFixture) -> bool:
     """Whether nothing was logged that is a mistake of the hub."""
     return not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
@@ -151,12 +151,12 @@ def hang_up(connection: socket.socket) -> None:
 
 
 def test_b11_anything_sent_after_the_hub_has_closed_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
-    with running() as hub, upgraded(hub) as raw:
+    with hub_server() as hub, open_websocket(hub) as raw:
         raw.sendall(websocket_frame(1, b"{") * 10)  # as many as close it
-        received(raw, b"10 invalid frames within a minute")
+        receive_until(raw, b"10 invalid frames within a minute")
         raw.sendall(websocket_frame(1, b"\xff") + websocket_frame(8, (1008).to_bytes(2, "big")))
         assert raw.recv(65_536) == b""
-    assert quiet(caplog)
+    assert has_no_mistakes(caplog)
 
 
 @pytest.mark.parametrize(
@@ -165,14 +165,14 @@ def test_b11_anything_sent_after_the_hub_has_closed_does_no_harm(caplog: pytest.
 )
 def test_b11_an_oversized_handshake_is_answered_and_closed(path: str, headers: str, status: int) -> None:
     """uvicorn would leave the connection open, without a word."""
-    with running() as hub, hub.connected() as raw:
+    with hub_server() as hub, hub.connect() as raw:
         raw.sendall(f"GET {path} {HANDSHAKE}{headers}\r\n".encode())
         answer = b"".join(iter(lambda: raw.recv(65_536), b""))
     assert answer.startswith(f"HTTP/1.1 {status} ".encode())
 
 
 @contextmanager
-def in_time(hub: Running, agent: str) -> Iterator[AgentConnection]:
+def identified_in_time(hub: HubServer, agent: str) -> Iterator[AgentConnection]:
     """An agent whose handshake came within the time for it; on a busy machine it may take several."""
     token, deadline = hub.register(agent), time.monotonic() + PATIENCE
     wire: AgentConnection | None = None
@@ -188,19 +188,19 @@ def in_time(hub: Running, agent: str) -> Iterator[AgentConnection]:
 
 def test_b11_a_handshake_with_a_body_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GuardedConnection, "head_within", 0.2)
-    with running() as hub, in_time(hub, "a") as still_there:
-        with hub.connected() as raw:
+    with hub_server() as hub, identified_in_time(hub, "a") as still_there:
+        with hub.connect() as raw:
             raw.sendall(f"GET /ws {HANDSHAKE}Content-Length: 5\r\n\r\n".encode())
             assert raw.recv(65_536).startswith(b"HTTP/1.1 400 ")
             assert raw.recv(65_536) == b""
-        with hub.connected() as silent:
+        with hub.connect() as silent:
             assert silent.recv(65_536) == b"", "which has just as long, from now on"
         assert still_there.ask("ping")["type"] == "pong"  # a handshake that was finished has no deadline any more
 
 
 def test_b11_hanging_up_on_pipelined_requests_logs_no_error(caplog: pytest.LogCaptureFixture) -> None:
     """The first is answered, the second under way, the third waits. uvicorn would tell only the third."""
-    with running() as hub:
+    with hub_server() as hub:
         begun, go_on = threading.Event(), threading.Event()
         request = f"GET /api/mailbox HTTP/1.1\r\nAuthorization: Bearer {hub.register('a')}\r\n\r\n"
 
@@ -212,7 +212,7 @@ def test_b11_hanging_up_on_pipelined_requests_logs_no_error(caplog: pytest.LogCa
         assert begun.wait(PATIENCE)
         assert hub.server is not None
         connections = hub.server.server_state.connections
-        raw = hub.connected()
+        raw = hub.connect()
         raw.sendall(f"GET /live HTTP/1.1\r\n\r\n{request * 2}".encode())
         assert raw.recv(12) == b"HTTP/1.1 200"
         hang_up(raw)
@@ -220,12 +220,12 @@ def test_b11_hanging_up_on_pipelined_requests_logs_no_error(caplog: pytest.LogCa
         go_on.set()
         held.result(PATIENCE)
         hub.call(lambda: None)
-    assert quiet(caplog)
+    assert has_no_mistakes(caplog)
 
 
-def last_words(hub: Running, path: str, sent: bytes, *, wait: bool = True) -> int:
+def close_code_after(hub: HubServer, path: str, sent: bytes, *, wait: bool = True) -> int:
     """Send bytes after a handshake, or together with it; the code of the close."""
-    with hub.connected() as raw:
+    with hub.connect() as raw:
         handshake, heard = f"GET {path} {HANDSHAKE}\r\n".encode(), b""
         if wait:
             raw.sendall(handshake)
@@ -238,19 +238,19 @@ def last_words(hub: Running, path: str, sent: bytes, *, wait: bool = True) -> in
 
 
 def test_b11_invalid_frames_before_the_handshake_is_answered_are_refused(caplog: pytest.LogCaptureFixture) -> None:
-    with running() as hub:
-        assert last_words(hub, "/ws", websocket_frame(3, b"reserved") * 500, wait=False) == 1002
-    assert quiet(caplog)
+    with hub_server() as hub:
+        assert close_code_after(hub, "/ws", websocket_frame(3, b"reserved") * 500, wait=False) == 1002
+    assert has_no_mistakes(caplog)
 
 
 def test_b11_a_close_right_after_invalid_text_does_not_hide_it(caplog: pytest.LogCaptureFixture) -> None:
-    with running() as hub:
-        assert last_words(hub, "/ws", websocket_frame(1, b"\xff") + websocket_frame(8, b"")) == 1007
-    assert quiet(caplog)
+    with hub_server() as hub:
+        assert close_code_after(hub, "/ws", websocket_frame(1, b"\xff") + websocket_frame(8, b"")) == 1007
+    assert has_no_mistakes(caplog)
 
 
 def test_b11_a_long_reason_beyond_ascii_closes_a_dashboard(caplog: pytest.LogCaptureFixture) -> None:
-    with running() as hub:
+    with hub_server() as hub:
         unknown = b'{"' + "💥".encode() * 100 + b'":1}'
-        assert last_words(hub, "/ws/dashboard", websocket_frame(1, unknown)) == 1008
-    assert quiet(caplog)
+        assert close_code_after(hub, "/ws/dashboard", websocket_frame(1, unknown)) == 1008
+    assert has_no_mistakes(caplog)

@@ -17,9 +17,9 @@ import pytest
 
 from tests.support.byte_fuzz_campaign import HUNG, REFUSED
 from tests.support.byte_fuzzer import ENDINGS, ByteFuzzer, Stream
-from tests.support.hub_checks import UNLIMITED, fuzzed, mistakes
-from tests.support.hub_process import Program
-from tests.support.module_process import started
+from tests.support.hub_checks import UNLIMITED, fuzzed_hub, logged_mistakes
+from tests.support.hub_process import HubProcess
+from tests.support.module_process import module_process
 from tests.support.ping_watcher import PingWatcher
 
 STREAMS = int(os.environ.get("FUZZ_STREAMS", "20000"))
@@ -42,7 +42,7 @@ class Sent(NamedTuple):
 class LogWatcher:
     """Notes when a hub logs a mistake."""
 
-    def __init__(self, hub: Program) -> None:
+    def __init__(self, hub: HubProcess) -> None:
         self._hub, self._read = hub, 0
         self.moments: list[float] = []
 
@@ -50,13 +50,13 @@ class LogWatcher:
         while True:
             lines = self._hub.err[self._read :]
             self._read += len(lines)
-            self.moments += [time.monotonic()] * len(mistakes(lines))
+            self.moments += [time.monotonic()] * len(logged_mistakes(lines))
             await asyncio.sleep(0.05)
 
 
-async def send(hub: Program, tokens: dict[str, str], record: Path, *streams: str) -> None:
+async def send(hub: HubProcess, tokens: dict[str, str], record: Path, *streams: str) -> None:
     """Send streams to a hub by a program of its own, which writes down what it sends."""
-    async with started("byte_fuzz_campaign", str(hub.port), str(record), *streams) as sender:
+    async with module_process("byte_fuzz_campaign", str(hub.port), str(record), *streams) as sender:
         await sender.communicate(json.dumps(tokens).encode())
 
 
@@ -69,7 +69,7 @@ def recorded(record: Path) -> list[Sent]:
 def campaign(folder: Path, seed: int, count: int, file: str = "") -> list[Sent]:
     """Send so many streams of a seed to a new hub, or as often the one in a file, and look at what became of it."""
     print(f"\nseed {seed}" + f", {file}" * bool(file))
-    with fuzzed(folder, UNLIMITED) as (hub, tokens, problems):
+    with fuzzed_hub(folder, UNLIMITED) as (hub, tokens, problems):
         watcher, log, record = PingWatcher(hub), LogWatcher(hub), folder / "record.jsonl"
 
         async def attack() -> None:

@@ -8,7 +8,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from headgate.hub.monitoring.metrics import METRICS
-from tests.support.hub import running
+from tests.support.hub import hub_server
 from tests.support.prometheus import DOCS, scrape
 
 BOARD = json.loads((DOCS / "grafana" / "headgate.json").read_text(encoding="utf-8"))
@@ -28,7 +28,7 @@ TOKEN = re.compile(
 @pytest.fixture(scope="module")
 def series() -> dict[str, dict[str, set[str]]]:
     """The labels that each series of a hub has, with their values."""
-    with running() as hub:
+    with hub_server() as hub:
         found: dict[str, dict[str, set[str]]] = {}
         for name, labels in scrape(hub):
             of_series = found.setdefault(name, {})

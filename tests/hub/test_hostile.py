@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from tests.support.hub import VIEWER
-from tests.support.hub_checks import mistakes, works
-from tests.support.hub_process import ADMIN, ELSEWHERE, RAISED, Program
-from tests.support.module_process import started
+from tests.support.hub_checks import check_hub_works, logged_mistakes
+from tests.support.hub_process import ADMIN, ELSEWHERE, RAISED, HubProcess
+from tests.support.module_process import module_process
 from tests.support.ping_watcher import Pings, PingWatcher, quantiles
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = pytest.mark.long
 
@@ -34,14 +34,14 @@ GUESSES = 60
 """Wrong tokens a minute that an address may send."""
 
 Answers = Counter[str]
-Check = Callable[[Program, Answers], None]
+Check = Callable[[HubProcess, Answers], None]
 
 
 # The trial ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Trial:
+class AttackTrial:
     """An attack, the hub that it is for, and what must hold afterwards beside what always must."""
 
     name: str
@@ -56,11 +56,11 @@ class Trial:
     logged: tuple[str, ...] = ()
     """Parts of errors that the hub may log."""
 
-    async def run(self, hub: Program, tokens: dict[str, str]) -> Answers:
+    async def run(self, hub: HubProcess, tokens: dict[str, str]) -> Answers:
         """Attack a hub; how often each answer came, or what was sent."""
         async with (
             asyncio.timeout(SECONDS + PATIENCE),
-            started(self.module, self.name, str(hub.port), str(SECONDS)) as attacker,
+            module_process(self.module, self.name, str(hub.port), str(SECONDS)) as attacker,
         ):
             assert attacker.stdin is not None
             assert attacker.stdout is not None
@@ -74,37 +74,37 @@ class Trial:
         return Counter(json.loads(out.splitlines()[-1]))
 
 
-def attacked(folder: Path, trial: Trial) -> None:
+def check_attack(folder: Path, trial: AttackTrial) -> None:
     """Attack a new hub, and look at what it cost others."""
     file = folder / "headgate.toml"
     file.write_text(trial.config)
     options = ("--config", str(file), "--log-format", "json")
     environment = {"HEADGATE_VIEWER_TOKEN": VIEWER}
-    hub = Program(folder / "data", *options, environment=environment)
+    hub = HubProcess(folder / "data", *options, environment=environment)
     try:
         tokens = {name: hub.register(name) for name in (*ATTACKERS, "victim")}
-        quiet, pings, memory, answers = watched(hub, trial, {**tokens, "viewer": VIEWER})
+        quiet, pings, memory, answers = watch_attack(hub, trial, {**tokens, "viewer": VIEWER})
         told = ", ".join(f"{answer} {times:,}" for answer, times in sorted(answers.items()))
         print(
             f"\n{trial.name}: ping {pings}; before {quiet}; "
-            f"memory {memory / 1e6:+.1f} MB; disk {disk(folder) / 1e6:.1f} MB; {told}"
+            f"memory {memory / 1e6:+.1f} MB; disk {disk_usage(folder) / 1e6:.1f} MB; {told}"
         )
         trial.check(hub, answers)
         if trial.restarts:
             assert hub.stop() == 0
-            hub = Program(folder / "data", *options, environment=environment)
-        works(hub)
+            hub = HubProcess(folder / "data", *options, environment=environment)
+        check_hub_works(hub)
     finally:
         code = hub.stop()
     unexpected = (line for line in hub.err if not any(part in line for part in trial.logged))
-    wrong = mistakes(unexpected, (ADMIN, VIEWER, *tokens.values()))
+    wrong = logged_mistakes(unexpected, (ADMIN, VIEWER, *tokens.values()))
     assert not wrong, "\n".join(wrong[:5])
     assert code == 0
     assert quantiles(pings.delays)[1] <= SLOWEST, str(pings)
     assert memory <= MOST_MEMORY
 
 
-def watched(hub: Program, trial: Trial, tokens: dict[str, str]) -> tuple[Pings, Pings, float, Answers]:
+def watch_attack(hub: HubProcess, trial: AttackTrial, tokens: dict[str, str]) -> tuple[Pings, Pings, float, Answers]:
     """The pings before and during an attack, by how many bytes the hub has grown, and the answers to the attacker."""
     watcher = PingWatcher(hub)
     answers = Answers()
@@ -118,7 +118,7 @@ def watched(hub: Program, trial: Trial, tokens: dict[str, str]) -> tuple[Pings, 
     return quiet, pings, pings.memory - quiet.memory, answers
 
 
-def disk(folder: Path) -> int:
+def disk_usage(folder: Path) -> int:
     """Bytes of the hub's data."""
     return sum(path.stat().st_size for path in (folder / "data").rglob("*") if path.is_file())
 
@@ -126,19 +126,19 @@ def disk(folder: Path) -> int:
 # What must hold afterwards --------------------------------------------------------------------------------------------
 
 
-def nothing_answered(*allowed: str) -> Check:
+def expect_no_answers(*allowed: str) -> Check:
     """All answers are among these."""
 
-    def check(_: Program, answers: Answers) -> None:
+    def check(_: HubProcess, answers: Answers) -> None:
         assert set(answers) <= {*allowed, "closed"}, answers
 
     return check
 
 
-def few_looked_at(unauthorized: str) -> Check:
+def expect_few_guesses(unauthorized: str) -> Check:
     """No more guesses were looked at than an address has, and after those not even a right token that is new there."""
 
-    def check(hub: Program, answers: Answers) -> None:
+    def check(hub: HubProcess, answers: Answers) -> None:
         assert answers[unauthorized] <= GUESSES + GUESSES / 60 * (SECONDS + 5) + 1, answers
         assert sum(answers.values()) > 2 * answers[unauthorized], "it hardly guessed"
         with hub.http("a-guess-of-the-token") as guesser, hub.http() as admin:
@@ -155,18 +155,18 @@ def few_looked_at(unauthorized: str) -> Check:
     return check
 
 
-def nobody_registered(hub: Program, answers: Answers) -> None:
-    nothing_answered("403", "429")(hub, answers)
+def expect_nobody_registered(hub: HubProcess, answers: Answers) -> None:
+    expect_no_answers("403", "429")(hub, answers)
     with hub.http(address=ELSEWHERE) as http:
         names = [one["agent_id"] for one in http.get("/api/admin/agents").json()["agents"]]
     assert not [name for name in names if name.startswith("evil")]
 
 
-def few_registered(_: Program, answers: Answers) -> None:
+def expect_few_registered(_: HubProcess, answers: Answers) -> None:
     assert answers["201"] <= 5 + 5 / 60 * (SECONDS + 5) + 1, answers
 
 
-def others_have_mail(hub: Program, _: Answers) -> None:
+def expect_room_for_mail(hub: HubProcess, _: Answers) -> None:
     """Somebody else can still write to the victim, and the victim can read everything that it has got."""
     token = hub.register("friend")
     with hub.http(token, ELSEWHERE) as http:
@@ -183,7 +183,7 @@ def others_have_mail(hub: Program, _: Answers) -> None:
     assert found[-1]["body"] == "from a friend"
 
 
-def others_have_counters(hub: Program, answers: Answers) -> None:
+def expect_room_for_counters(hub: HubProcess, answers: Answers) -> None:
     """Somebody else's new key is counted, and one caller has not taken all the room."""
     assert set(answers) > {"200"}, f"one caller's keys had no bound: {answers}"
     with hub.http(hub.register("friend"), ELSEWHERE) as http:
@@ -191,12 +191,12 @@ def others_have_counters(hub: Program, answers: Answers) -> None:
     assert checked["allowed"] is True, checked
 
 
-def others_have_channels(_: Program, answers: Answers) -> None:
-    """One agent has taken a small part of the chat channels; `works` creates another one."""
+def expect_room_for_channels(_: HubProcess, answers: Answers) -> None:
+    """One agent has taken a small part of the chat channels; `check_hub_works` creates another one."""
     assert answers["201"] <= 100, answers
 
 
-def denials_count(hub: Program, answers: Answers) -> None:
+def expect_violations(hub: HubProcess, answers: Answers) -> None:
     """Denied signals are violations of those who sent them."""
     assert answers["rate_limited"], answers
     with hub.http(address=ELSEWHERE) as http:
@@ -204,12 +204,12 @@ def denials_count(hub: Program, answers: Answers) -> None:
     assert offenders & set(ATTACKERS)
 
 
-def invalid_frames_close(_: Program, answers: Answers) -> None:
+def expect_closes_after_invalid_frames(_: HubProcess, answers: Answers) -> None:
     """Each connection is closed after ten."""
     assert answers["session_closed"] <= 10 * answers["closed"] + 10 * len(ATTACKERS), answers
 
 
-def still_taken(hub: Program, answers: Answers) -> None:
+def expect_name_still_taken(hub: HubProcess, answers: Answers) -> None:
     """Nobody has got the victim's name; the admin accepts the loss, and the hub works again."""
     assert set(answers) == {"409", "503"}, answers
     with hub.http(address=ELSEWHERE) as http:
@@ -218,7 +218,7 @@ def still_taken(hub: Program, answers: Answers) -> None:
 
 
 NETWORK = [
-    Trial(name)
+    AttackTrial(name)
     for name in (
         "ping_flood",
         "unread_pongs",
@@ -234,38 +234,41 @@ NETWORK = [
 
 AGENTS = [
     # Agents whose limits are high do in seconds what takes others days.
-    Trial("odd_session_rates", "agent_attacks", RAISED, restarts=True),
-    Trial("nested_tasks", "agent_attacks", RAISED, nothing_answered("400")),
-    Trial("nested_messages", "agent_attacks", RAISED, others_have_mail),
-    Trial("create_channels", "agent_attacks", RAISED, others_have_channels),
-    Trial("fill_mailbox", "agent_attacks", RAISED, others_have_mail),
-    Trial("fill_counters", "agent_attacks", f"{RAISED}\n[hub]\nmax_counters = 1000\n", others_have_counters),
-    Trial("fill_signals", "agent_attacks", RAISED),
+    AttackTrial("odd_session_rates", "agent_attacks", RAISED, restarts=True),
+    AttackTrial("nested_tasks", "agent_attacks", RAISED, expect_no_answers("400")),
+    AttackTrial("nested_messages", "agent_attacks", RAISED, expect_room_for_mail),
+    AttackTrial("create_channels", "agent_attacks", RAISED, expect_room_for_channels),
+    AttackTrial("fill_mailbox", "agent_attacks", RAISED, expect_room_for_mail),
+    AttackTrial("fill_counters", "agent_attacks", f"{RAISED}\n[hub]\nmax_counters = 1000\n", expect_room_for_counters),
+    AttackTrial("fill_signals", "agent_attacks", RAISED),
     # Everybody has the usual limits.
-    Trial("register_agents", "agent_attacks", check=few_registered),
-    Trial("foreign_origins", "agent_attacks", check=nothing_answered("403", "429")),
-    Trial("foreign_writes", "agent_attacks", check=nobody_registered),
-    Trial("unknown_hosts", "agent_attacks", check=nothing_answered("421", "429")),
-    Trial("guess_over_http", "agent_attacks", check=few_looked_at("401")),
-    Trial("guess_over_ws", "agent_attacks", check=few_looked_at("unauthorized")),
-    Trial("guess_over_relay", "agent_attacks", check=few_looked_at("unauthorized")),
-    Trial("guess_at_dashboard", "agent_attacks", check=few_looked_at("unauthorized")),
-    Trial("denied_signals", "agent_attacks", check=denials_count),
-    Trial("signals_to_nowhere", "agent_attacks", check=invalid_frames_close),
+    AttackTrial("register_agents", "agent_attacks", check=expect_few_registered),
+    AttackTrial("foreign_origins", "agent_attacks", check=expect_no_answers("403", "429")),
+    AttackTrial("foreign_writes", "agent_attacks", check=expect_nobody_registered),
+    AttackTrial("unknown_hosts", "agent_attacks", check=expect_no_answers("421", "429")),
+    AttackTrial("guess_over_http", "agent_attacks", check=expect_few_guesses("401")),
+    AttackTrial("guess_over_ws", "agent_attacks", check=expect_few_guesses("unauthorized")),
+    AttackTrial("guess_over_relay", "agent_attacks", check=expect_few_guesses("unauthorized")),
+    AttackTrial("guess_at_dashboard", "agent_attacks", check=expect_few_guesses("unauthorized")),
+    AttackTrial("denied_signals", "agent_attacks", check=expect_violations),
+    AttackTrial("signals_to_nowhere", "agent_attacks", check=expect_closes_after_invalid_frames),
 ]
 """Of agents, of strangers who would like to be agents, and of other sites: by tests/support/agent_attacks.py."""
 
 
 @pytest.mark.parametrize("trial", [*NETWORK, *AGENTS], ids=lambda trial: trial.name)
-def test_f4_b11_an_attack_costs_others_little(tmp_path: Path, trial: Trial) -> None:
-    attacked(tmp_path, trial)
+def test_f4_b11_an_attack_costs_others_little(tmp_path: Path, trial: AttackTrial) -> None:
+    check_attack(tmp_path, trial)
 
 
 def test_f4_a_store_that_loses_everything_gives_no_name_away(tmp_path: Path) -> None:
-    with Server() as server, server.client() as client:
+    with ValkeyServer() as server, server.client() as client:
         config = f'{RAISED}[hub]\nstore = "{server.url}"\n'
         # A busy machine may keep the hub from reading an answer in time: the store is away then, and the answer is 503.
         lost = ("the store is lost", "the agents can't be looked up or changed", "more requests failed", "not logged")
-        attacked(
-            tmp_path, Trial("take_name", "agent_attacks", config, still_taken, halfway=client.flushall, logged=lost)
+        check_attack(
+            tmp_path,
+            AttackTrial(
+                "take_name", "agent_attacks", config, expect_name_still_taken, halfway=client.flushall, logged=lost
+            ),
         )

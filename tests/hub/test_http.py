@@ -8,8 +8,8 @@ import httpx
 from headgate import Policy
 from headgate.gate.policy import BUILT_IN_TIERS
 from headgate.http import QuotaPolicy, ServiceLimit, read_headers
-from tests.support.agent_connections import BEHIND_A_PROXY, left, metrics, use_up
-from tests.support.hub import ADMIN, VIEWER, running
+from tests.support.agent_connections import BEHIND_A_PROXY, empty_bucket, read_metrics, remaining_by_tier
+from tests.support.hub import ADMIN, VIEWER, hub_server
 
 PROBES = ("/health", "/api/health", "/live", "/ready")
 OPEN = ("/api/agents", "/api/channels", "/api/metrics", "/api/schemas", "/openapi.json")
@@ -45,7 +45,7 @@ def statuses(http: httpx.Client, path: str, times: int) -> list[int]:
 
 
 def test_b3_a_denied_request_gets_a_retry_time_and_is_not_handled() -> None:
-    with running(Policy(limits={"normal": "2/minute"})) as hub, hub.http(hub.register("planner")) as http:
+    with hub_server(Policy(limits={"normal": "2/minute"})) as hub, hub.http(hub.register("planner")) as http:
         hub.register("friend")
         for _ in range(2):
             assert http.post("/api/messages", json={"to": "friend", "body": 1}).status_code == 200
@@ -69,25 +69,25 @@ def test_b3_a_denied_request_gets_a_retry_time_and_is_not_handled() -> None:
 
 def test_b3_retry_after_is_rounded_up_to_whole_seconds_and_never_below_one() -> None:
     policy = Policy(limits={"light": "7/minute", "normal": "1000/second burst 1"}, backoff={"steps": [0.001]})
-    with running(policy) as hub, hub.http(hub.register("planner")) as http:
+    with hub_server(policy) as hub, hub.http(hub.register("planner")) as http:
 
         def wait(path: str) -> tuple[str, int]:
             answer = http.get(path)
             return answer.headers["retry-after"], answer.json()["retry_after_ms"]
 
-        use_up(hub, "planner", "light", "http")
+        empty_bucket(hub, "planner", "light", "http")
         assert wait("/api/mailbox") == ("9", 9000), "60 / 7 seconds"
         hub.clock.advance(0.571)
         assert wait("/api/mailbox") == ("9", 9000), "8.0004 seconds"
         hub.clock.advance(0.001)
         assert wait("/api/mailbox") == ("8", 8000)
-        use_up(hub, "planner", "normal", "http")
+        empty_bucket(hub, "planner", "normal", "http")
         assert wait("/api/channels/general") == ("1", 1000), "a millisecond"
 
 
 def test_responses_have_rate_limit_headers() -> None:
     policy = Policy(limits={"light": "5/minute", "normal": "2/minute; 60/hour"}, exempt=["vip"])
-    with running(policy) as hub, hub.http(hub.register("planner")) as http:
+    with hub_server(policy) as hub, hub.http(hub.register("planner")) as http:
         told = [read_headers(http.get("/api/mailbox").headers) for _ in range(6)]
         assert [of.policies for of in told] == [(QuotaPolicy("light", 5, 60),)] * 6
         assert [of.limits[0] for of in told[:2]] == [ServiceLimit("light", 4, 12), ServiceLimit("light", 3, 24)]
@@ -102,15 +102,15 @@ def test_responses_have_rate_limit_headers() -> None:
 
 
 def test_b3_a_request_at_the_warning_level_passes_unchanged() -> None:
-    with running(Policy(limits={"light": "5/minute"})) as hub, hub.http(hub.register("planner")) as http:
+    with hub_server(Policy(limits={"light": "5/minute"})) as hub, hub.http(hub.register("planner")) as http:
         answers = [http.get("/api/mailbox") for _ in range(5)]
-        assert metrics(hub)["checks"] == {"allow": 4, "warn": 1, "deny": 0, "exempt": 0}
+        assert read_metrics(hub)["checks"] == {"allow": 4, "warn": 1, "deny": 0, "exempt": 0}
         assert [(answer.status_code, answer.json()) for answer in answers] == [(200, {"messages": []})] * 5
         assert len({frozenset(answer.headers) for answer in answers}) == 1
 
 
 def test_b3_an_agent_is_counted_by_id_from_any_address() -> None:
-    with running(Policy(limits={"light": "2/minute"}), **BEHIND_A_PROXY) as hub:
+    with hub_server(Policy(limits={"light": "2/minute"}), **BEHIND_A_PROXY) as hub:
         with hub.http(hub.register("planner")) as planner, hub.http(hub.register("other")) as other:
             from_everywhere = [{"X-Forwarded-For": f"192.0.2.{number}"} for number in range(3)]
             found = [planner.get("/api/mailbox", headers=headers).status_code for headers in from_everywhere]
@@ -121,7 +121,7 @@ def test_b3_an_agent_is_counted_by_id_from_any_address() -> None:
 
 def test_a8_every_route_is_counted_in_its_tier() -> None:
     policy = Policy(limits=dict.fromkeys(BUILT_IN_TIERS, "blocked"), addresses={"registration": "blocked"})
-    with running(policy) as hub, hub.http(hub.register("planner")) as http:
+    with hub_server(policy) as hub, hub.http(hub.register("planner")) as http:
         for line in TABLE.split("\n")[1:-1]:
             tier, method, path = line.split()
             answer = http.request(method, path)
@@ -130,13 +130,13 @@ def test_a8_every_route_is_counted_in_its_tier() -> None:
 
 def test_a8_every_action_over_http_is_classified() -> None:
     """None is taken for an unknown one, which would be logged."""
-    with running() as hub:
+    with hub_server() as hub:
         actions = {route.action for route in hub.hub.router.routes}
     assert actions <= {action for channel, action in Policy().actions if channel == "http"}
 
 
 def test_a8_unknown_routes_count_too() -> None:
-    with running(Policy(limits={"normal": "2/minute"})) as hub, hub.http(hub.register("planner")) as http:
+    with hub_server(Policy(limits={"normal": "2/minute"})) as hub, hub.http(hub.register("planner")) as http:
         assert statuses(http, "/api/nothing", 3) == [404, 404, 429]
 
 
@@ -146,7 +146,7 @@ def test_a1_exempt_agents_and_addresses_always_pass() -> None:
         exempt=["monitor"],
         addresses={"limit": "blocked", "exempt": ["::1"]},
     )
-    with running(policy, **BEHIND_A_PROXY) as hub, hub.http(hub.register("monitor")) as agent, hub.http() as anyone:
+    with hub_server(policy, **BEHIND_A_PROXY) as hub, hub.http(hub.register("monitor")) as agent, hub.http() as anyone:
         assert statuses(agent, "/api/mailbox", 3) == [200, 200, 200]
         assert anyone.get("/api/agents", headers={"X-Forwarded-For": "::1"}).status_code == 200
         assert anyone.get("/api/agents", headers={"X-Forwarded-For": "::2"}).status_code == 429
@@ -156,7 +156,7 @@ def test_a1_exempt_agents_and_addresses_always_pass() -> None:
 
 
 def test_b3_anonymous_requests_are_limited_to_sixty_a_minute_per_address() -> None:
-    with running() as hub, hub.http() as http:
+    with hub_server() as hub, hub.http() as http:
         found = [http.get(OPEN[number % len(OPEN)]).status_code for number in range(60)]
         assert found == [200] * 60
         denied = http.get("/api/agents")
@@ -166,7 +166,12 @@ def test_b3_anonymous_requests_are_limited_to_sixty_a_minute_per_address() -> No
 
 
 def test_b3_an_address_registers_five_agents_a_minute() -> None:
-    with running() as hub, hub.http() as http, hub.http(hub.register("planner")) as planner, hub.http(ADMIN) as admin:
+    with (
+        hub_server() as hub,
+        hub.http() as http,
+        hub.http(hub.register("planner")) as planner,
+        hub.http(ADMIN) as admin,
+    ):
 
         def register(agent: str, client: httpx.Client = http) -> httpx.Response:
             return client.post("/api/onboard/register", json={"agent_id": agent})
@@ -187,12 +192,12 @@ def test_b3_an_address_registers_five_agents_a_minute() -> None:
 
 def test_b3_denials_by_address_escalate_but_belong_to_no_agent() -> None:
     """Not even of an agent that is called like the address."""
-    with running(Policy(addresses={"limit": "1/second"})) as hub, hub.http() as http, hub.http(ADMIN) as admin:
+    with hub_server(Policy(addresses={"limit": "1/second"})) as hub, hub.http() as http, hub.http(ADMIN) as admin:
         hub.register("127.0.0.1")
         assert http.get("/api/agents").status_code == 200
         waits = [int(http.get("/api/agents").headers["retry-after"]) for _ in range(12)]
         assert waits == [1, 2, 5, 10] + [30] * 8
-        counted = metrics(hub)
+        counted = read_metrics(hub)
         assert (counted["violations"], counted["alerts"], counted["address_checks"]["deny"]) == (0, 0, 12)
         assert admin.get("/api/admin/violations").json() == {"agents": []}
         card = admin.get("/api/admin/agents/127.0.0.1").json()
@@ -206,21 +211,21 @@ def test_b3_denials_by_address_escalate_but_belong_to_no_agent() -> None:
 
 def test_b3_the_keys_of_addresses_and_agents_do_not_collide() -> None:
     full = {"light": 120, "normal": 60, "heavy": 10}
-    with running(Policy(addresses={"limit": "2/minute"})) as hub, hub.http() as http:
+    with hub_server(Policy(addresses={"limit": "2/minute"})) as hub, hub.http() as http:
         names = ("127.0.0.1", "address", "request", "::1", "address:request:127.0.0.1")
         tokens = {name: hub.register(name) for name in names}
         assert statuses(http, "/api/agents", 3) == [200, 200, 429]
-        assert [left(hub, name, "http") for name in names] == [full] * len(names)
+        assert [remaining_by_tier(hub, name, "http") for name in names] == [full] * len(names)
         hub.clock.advance(60)
         for name in names:
-            use_up(hub, name, "light", "http")
+            empty_bucket(hub, name, "light", "http")
             with hub.http(tokens[name]) as agent:
                 assert agent.get("/api/mailbox").status_code == 429
         assert statuses(http, "/api/agents", 3) == [200, 200, 429]
 
 
 def test_b3_ipv6_addresses_are_counted_by_their_64_bit_prefix() -> None:
-    with running(Policy(addresses={"limit": "2/minute"}), **BEHIND_A_PROXY) as hub, hub.http() as http:
+    with hub_server(Policy(addresses={"limit": "2/minute"}), **BEHIND_A_PROXY) as hub, hub.http() as http:
 
         def ask(address: str) -> int:
             return http.get("/api/agents", headers={"X-Forwarded-For": address}).status_code
@@ -232,7 +237,7 @@ def test_b3_ipv6_addresses_are_counted_by_their_64_bit_prefix() -> None:
 
 
 def test_b3_failed_authentications_are_limited_by_address() -> None:
-    with running(Policy(addresses={"authentication": "5/minute"})) as hub, hub.http() as http:
+    with hub_server(Policy(addresses={"authentication": "5/minute"})) as hub, hub.http() as http:
         token = hub.register("planner")
         wrong = ["Bearer guess", "bearer another", "Basic cGxhbm5lcjp4", "Bearer", f"Bearer {token}x"]
         for header in wrong:
@@ -250,13 +255,13 @@ def test_b3_failed_authentications_are_limited_by_address() -> None:
 
 
 def test_b3_a_missing_token_is_an_anonymous_request() -> None:
-    with running(Policy(addresses={"limit": "2/minute"})) as hub, hub.http() as http:
+    with hub_server(Policy(addresses={"limit": "2/minute"})) as hub, hub.http() as http:
         assert statuses(http, "/api/mailbox", 3) == [401, 401, 429]
 
 
 def test_b3_probes_are_not_limited() -> None:
     blocked = {"limit": "blocked", "authentication": "blocked"}
-    with running(Policy(addresses=blocked, limits={"light": "blocked"})) as hub:
+    with hub_server(Policy(addresses=blocked, limits={"light": "blocked"})) as hub:
         token = hub.register("planner")
         for headers in ({}, {"Authorization": f"Bearer {token}"}, {"Authorization": "Bearer guess"}):
             with hub.http() as http:
@@ -268,7 +273,7 @@ def test_b3_probes_are_not_limited() -> None:
 
 def test_b3_admins_and_viewers_are_not_limited() -> None:
     nothing = dict.fromkeys(BUILT_IN_TIERS, "blocked")
-    with running(Policy(limits=nothing, addresses={"limit": "blocked", "registration": "blocked"})) as hub:
+    with hub_server(Policy(limits=nothing, addresses={"limit": "blocked", "registration": "blocked"})) as hub:
         with hub.http(ADMIN) as admin, hub.http(VIEWER) as viewer:
             assert statuses(admin, "/api/admin/rate-limits", 100) == [200] * 100
             assert [admin.get(path).status_code for path in OPEN] == [200] * len(OPEN)
@@ -276,7 +281,7 @@ def test_b3_admins_and_viewers_are_not_limited() -> None:
             assert admin.post("/api/admin/tasks", json={"payload": 1}).status_code == 201
             assert admin.get("/api/nothing").status_code == 404
             assert statuses(viewer, "/api/dashboard/state", 100) == [200] * 100
-            counted = metrics(hub)
+            counted = read_metrics(hub)
         assert sum(counted["checks"].values()) == sum(counted["address_checks"].values()) == 0
 
 
@@ -284,7 +289,7 @@ def test_b3_admins_and_viewers_are_not_limited() -> None:
 
 
 def test_an_account_with_plain_slashes_is_told_how_to_write_them() -> None:
-    with running() as hub, hub.http(hub.register("planner")) as http:
+    with hub_server() as hub, hub.http(hub.register("planner")) as http:
         for path in ("/v1/accounts/acme/search", "/api/admin/accounts/acme/search/planner"):
             answer = http.get(path)
             assert answer.status_code == 404
@@ -294,7 +299,7 @@ def test_an_account_with_plain_slashes_is_told_how_to_write_them() -> None:
 
 
 def test_unknown_routes_are_answered_with_404() -> None:
-    with running() as hub, hub.http(ADMIN) as http:
+    with hub_server() as hub, hub.http(ADMIN) as http:
         for path in ("/index.html", "/api", "/api//agents", "/API/agents", "/api/agents/x/y", "/%ff", "/ws"):
             answer = http.get(path)
             assert (answer.status_code, answer.headers["content-type"]) == (404, "application/json"), path
@@ -319,7 +324,7 @@ BAD_BODIES = [
 
 
 def test_invalid_bodies_are_refused() -> None:
-    with running() as hub, hub.http(hub.register("planner")) as http:
+    with hub_server() as hub, hub.http(hub.register("planner")) as http:
         for body, detail in BAD_BODIES:
             answer = http.post("/api/messages", content=body)
             assert (answer.status_code, answer.json()["error"]) == (400, "invalid")
@@ -327,7 +332,7 @@ def test_invalid_bodies_are_refused() -> None:
 
 
 def test_invalid_queries_and_names_are_refused() -> None:
-    with running() as hub, hub.http(hub.register("planner")) as http, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(hub.register("planner")) as http, hub.http(ADMIN) as admin:
         for client, path, detail in (
             (http, "/api/mailbox?limit=0", "query: Expected `int` >= 1 - at `$.limit`"),
             (http, "/api/mailbox?limit=x", "query: Expected `int`, got `str` - at `$.limit`"),
@@ -341,7 +346,7 @@ def test_invalid_queries_and_names_are_refused() -> None:
 
 
 def test_bodies_have_a_maximum_size() -> None:
-    with running() as hub, hub.http(hub.register("planner")) as http:
+    with hub_server() as hub, hub.http(hub.register("planner")) as http:
         hub.register("friend")
         most = json.dumps({"to": "friend", "body": ""}).replace('""', '"' + "x" * (65_536 - 28) + '"').encode()
         assert len(most) == 65_536
@@ -359,7 +364,7 @@ def test_bodies_have_a_maximum_size() -> None:
 
 
 def test_a_body_announced_as_too_large_is_refused_at_once() -> None:
-    with running() as hub, hub.connected() as raw:
+    with hub_server() as hub, hub.connect() as raw:
         head = f"Host: {hub}\r\nAuthorization: Bearer {hub.register('planner')}\r\nContent-Length: 65537\r\n\r\n"
         raw.sendall(f"POST /api/messages HTTP/1.1\r\n{head}".encode())
         assert raw.recv(100).startswith(b"HTTP/1.1 413 ")

@@ -10,7 +10,7 @@ from headgate import Policy
 from headgate.hub.errors import RequestError
 from headgate.hub.json_bounds import MAX_DEPTH, TOO_DEEP, check_depth
 from tests.support.agent_connections import overfill, slow_reader
-from tests.support.hub import ADMIN, running
+from tests.support.hub import ADMIN, hub_server
 from tests.support.valkey import wait_for
 
 
@@ -72,7 +72,7 @@ BODIES = {
 
 @pytest.mark.parametrize("kind", BODIES)
 def test_a_frame_that_is_nested_too_deeply_is_invalid_and_nothing_is_stored(kind: str) -> None:
-    with running() as hub, hub.agent("planner") as planner:
+    with hub_server() as hub, hub.agent("planner") as planner:
         hub.register("friend")
         text = json.dumps({"type": kind, "id": 7, **BODIES[kind]})
         planner.socket.send(text.replace(" 0}", f" {nested(987)}}}"))
@@ -85,7 +85,7 @@ def test_a_frame_that_is_nested_too_deeply_is_invalid_and_nothing_is_stored(kind
 @pytest.mark.parametrize("path", ["/api/tasks", "/api/messages", "/api/channels/general/publish"])
 def test_a_body_that_is_nested_too_deeply_is_refused(path: str) -> None:
     name = "payload" if path == "/api/tasks" else "body"
-    with running() as hub, hub.http(hub.register("planner")) as http:
+    with hub_server() as hub, hub.http(hub.register("planner")) as http:
         to = '"to": "planner", ' if path == "/api/messages" else ""
         for depth in (MAX_DEPTH, 984, 20_000):
             answer = http.post(path, content=f'{{{to}"{name}": {nested(depth)}}}')
@@ -95,13 +95,13 @@ def test_a_body_that_is_nested_too_deeply_is_refused(path: str) -> None:
 
 
 def test_an_admins_task_is_bounded_too() -> None:
-    with running() as hub, hub.http(ADMIN) as http:
+    with hub_server() as hub, hub.http(ADMIN) as http:
         assert http.post("/api/admin/tasks", content=f'{{"payload": {nested(984)}}}').status_code == 400
         assert hub.hub.scheduler.counts()["queued"] == 0
 
 
 def test_undelivered_messages_are_kept_as_they_came_and_survive_a_full_disk() -> None:
-    with running(Policy(exempt=["planner"])) as hub, hub.agent("planner") as planner:
+    with hub_server(Policy(exempt=["planner"])) as hub, hub.agent("planner") as planner:
         token = hub.register("slow")
         with slow_reader(hub, "slow", token) as slow:
             taken = overfill(planner, slow)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headgate.hub.errors import RequestError
 from headgate.hub.json_bounds import MAX_DIGITS, TOO_LARGE, check_numbers, expose_underflow
-from tests.support.hub import running
+from tests.support.hub import hub_server
 
 
 def accepted(text: str) -> bool:
@@ -59,7 +59,7 @@ def test_other_numbers_are_left_as_they_are(number: str) -> None:
 
 
 def test_a_body_that_is_passed_on_keeps_a_number_that_a_double_would_round_to_0() -> None:
-    with running() as hub, hub.agent_and_http("planner") as (planner, http):
+    with hub_server() as hub, hub.agent_and_http("planner") as (planner, http):
         assert http.post("/api/messages", content='{"to": "planner", "body": [1e-400]}').is_success
         heard = planner.socket.recv()
         assert "[1e-400]" in heard
@@ -67,7 +67,7 @@ def test_a_body_that_is_passed_on_keeps_a_number_that_a_double_would_round_to_0(
 
 @pytest.mark.parametrize("number", ["9" * 5000, "1e999"])
 def test_nobody_makes_a_mailbox_or_a_chat_channel_unreadable(number: str) -> None:
-    with running() as hub, hub.agent_and_http("planner") as (planner, http):
+    with hub_server() as hub, hub.agent_and_http("planner") as (planner, http):
         task = http.post("/api/tasks", json={"payload": 1}).json()["task_id"]
         assert planner.hear()["task_id"] == task
         routes = {"/api/messages": "body", "/api/channels/general/publish": "body", "/api/tasks": "payload"}

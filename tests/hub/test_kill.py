@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.hub_process import PLENTY, RAISED, Program
-from tests.support.recording_clients import Client, ExpectedState, Key, Values
+from tests.support.hub_process import PLENTY, RAISED, HubProcess
+from tests.support.recording_clients import ExpectedState, Key, RecordingClient, Values
 from tests.support.valkey import PATIENCE
 from tests.support.workload import Workload
 
@@ -33,7 +33,7 @@ log_format = "json"
 class Survey:
     """Reads all that a hub remembers, by what anybody can ask it."""
 
-    def __init__(self, client: Client, book: ExpectedState, tokens: dict[str, str]) -> None:
+    def __init__(self, client: RecordingClient, book: ExpectedState, tokens: dict[str, str]) -> None:
         self._client, self._book, self._tokens = client, book, tokens
         self._found: Values = {}
 
@@ -85,8 +85,8 @@ class Survey:
             answer = (await self._client.request("POST", "/api/onboard/register", "", taken)).json()
             self._find(key, {"exists": "good", "invitation_unknown": "used"}[answer["error"]])
 
-        await together(token(key) for key in self._book.things if key[0] == "token")
-        await together(invitation(key) for key in self._book.things if key[0] == "invitation")
+        await run_concurrently(token(key) for key in self._book.things if key[0] == "token")
+        await run_concurrently(invitation(key) for key in self._book.things if key[0] == "invitation")
 
     async def _channels(self) -> None:
         token = next(iter(self._tokens.values()))
@@ -139,7 +139,7 @@ class Survey:
             assert found["attempt"] >= self._book.details.get(key, 0), f"{key}: an assignment was forgotten"
 
         assert len({one["task_id"] for one in listed}) == len(listed)
-        await together(task(one) for one in listed)
+        await run_concurrently(task(one) for one in listed)
 
     def _kept(self, key: Key, number: int) -> None:
         self._find(key, "kept")
@@ -161,7 +161,7 @@ class Survey:
         return found
 
 
-async def together(work: Any) -> None:
+async def run_concurrently(work: Any) -> None:
     """Do many things, some at once."""
     gate = asyncio.Semaphore(20)
 
@@ -172,7 +172,7 @@ async def together(work: Any) -> None:
     await asyncio.gather(*[one(piece) for piece in work])
 
 
-async def all_tasks(client: Client, state: str = "") -> list[dict[str, Any]]:
+async def all_tasks(client: RecordingClient, state: str = "") -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     more = f"&state={state}" if state else ""
     before = ""
@@ -182,7 +182,7 @@ async def all_tasks(client: Client, state: str = "") -> list[dict[str, Any]]:
     return found
 
 
-async def finish(client: Client, book: ExpectedState, tokens: dict[str, str]) -> int:
+async def finish_all_tasks(client: RecordingClient, book: ExpectedState, tokens: dict[str, str]) -> int:
     """Agents that come do all that is open, each task once; how many."""
     waiting = {task["task_id"] for task in await all_tasks(client, "queued")}
     times: Counter[str] = Counter()
@@ -225,38 +225,38 @@ async def finish(client: Client, book: ExpectedState, tokens: dict[str, str]) ->
 # Trials ---------------------------------------------------------------------------------------------------------------
 
 
-def killed(folder: Path, answers: list[int], seed: int) -> None:
+def kill_repeatedly(folder: Path, answers: list[int], seed: int) -> None:
     """Workload a hub and kill it after so many answers, again and again over the same data, and look what is there."""
     file = folder / "headgate.toml"
     file.write_text(CONFIG)
     book, random = ExpectedState(), Random(seed)
     tokens: dict[str, str] = {}
 
-    async def load(hub: Program, trial: int) -> None:
-        async with Client(hub, book) as client:
+    async def load(hub: HubProcess, trial: int) -> None:
+        async with RecordingClient(hub, book) as client:
             actors = Workload(f"t{trial}", client, book, random)
             await actors.prepare()
             tokens.update(actors.tokens)
             await actors.run(hub.pid, answers[trial])
 
-    async def look(hub: Program) -> tuple[int, int]:
-        async with Client(hub, book) as client:
+    async def look(hub: HubProcess) -> tuple[int, int]:
+        async with RecordingClient(hub, book) as client:
             found = await Survey(client, book, tokens).take()
             book.compare(found)
             book.settle(found)
-            tasks = await finish(client, book, tokens)
+            tasks = await finish_all_tasks(client, book, tokens)
             book.compare(await Survey(client, book, tokens).take())
             return len(found), tasks
 
     for trial in range(len(answers)):
-        hub = Program(folder / "data", "--config", str(file))
+        hub = HubProcess(folder / "data", "--config", str(file))
         try:
             asyncio.run(load(hub, trial))
         finally:
             hub.kill()
         if trial % 2:
-            Program(folder / "data", "--config", str(file)).kill()  # as it starts
-        again = Program(folder / "data", "--config", str(file))
+            HubProcess(folder / "data", "--config", str(file)).kill()  # as it starts
+        again = HubProcess(folder / "data", "--config", str(file))
         try:
             things, tasks = asyncio.run(look(again))
         finally:
@@ -269,10 +269,10 @@ def killed(folder: Path, answers: list[int], seed: int) -> None:
 
 @pytest.mark.long
 def test_b11_a_kill_under_load_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    killed(tmp_path, [150], 1)
+    kill_repeatedly(tmp_path, [150], 1)
 
 
 @pytest.mark.long
 def test_b11_kills_under_load_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     random = Random(2)
-    killed(tmp_path, [1, 50, *(random.randint(300, 3000) for _ in range(5))], 3)
+    kill_repeatedly(tmp_path, [1, 50, *(random.randint(300, 3000) for _ in range(5))], 3)

@@ -18,8 +18,8 @@ from headgate.hub.connections.connection import GuardedConnection
 from headgate.hub.sockets.frames import Message
 from headgate.hub.sockets.socket import Socket
 from headgate.hub.storage.database import DatabaseError
-from tests.support.agent_connections import LARGE, ended, overfill, read_ahead, slow_reader, waiting
-from tests.support.hub import AgentConnection, Running, running
+from tests.support.agent_connections import LARGE, count_queued_frames, overfill, read_ahead, read_close, slow_reader
+from tests.support.hub import AgentConnection, HubServer, hub_server
 from tests.support.valkey import wait_for
 
 
@@ -38,10 +38,10 @@ def all_mail(http: httpx.Client) -> list[tuple[int, str, Any]]:
 
 
 @contextmanager
-def beside_a_slow_reader() -> Iterator[tuple[Running, AgentConnection, AgentConnection]]:
+def hub_with_slow_reader() -> Iterator[tuple[HubServer, AgentConnection, AgentConnection]]:
     """A hub that queues four frames, an agent without limits, and the agent "slow", which is a slow reader."""
     with (
-        running(Policy(exempt=["planner"]), max_waiting=4) as hub,
+        hub_server(Policy(exempt=["planner"]), max_waiting=4) as hub,
         hub.agent("planner") as planner,
         slow_reader(hub, "slow", hub.register("slow")) as slow,
     ):
@@ -52,7 +52,7 @@ def beside_a_slow_reader() -> Iterator[tuple[Running, AgentConnection, AgentConn
 
 
 def test_a_message_is_delivered_to_an_agent_that_is_connected() -> None:
-    with running() as hub, hub.agent("planner") as planner, hub.http(hub.register("caller")) as caller:
+    with hub_server() as hub, hub.agent("planner") as planner, hub.http(hub.register("caller")) as caller:
         token = hub.register("friend")
         with hub.agent("friend", token) as friend, hub.http(token) as mailbox:
             body = {"text": "☃", "parts": [1, 2.5, None, True], "big": 2**60}
@@ -69,7 +69,7 @@ def test_a_message_is_delivered_to_an_agent_that_is_connected() -> None:
 
 
 def test_a_message_to_an_agent_that_is_away_waits_in_its_mailbox() -> None:
-    with running() as hub, hub.agent("planner") as planner:
+    with hub_server() as hub, hub.agent("planner") as planner:
         token = hub.register("friend")
         for body in ("one", "two"):
             assert planner.ask("message", to="friend", body=body)["delivered"] is False
@@ -86,7 +86,7 @@ def test_a_message_to_an_agent_that_is_away_waits_in_its_mailbox() -> None:
 
 
 def test_a_message_to_an_agent_that_is_identifying_is_counted_or_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
-    with running() as hub:
+    with hub_server() as hub:
         token, messages = hub.register("friend"), hub.hub.messages
         count = messages.waiting
 
@@ -102,7 +102,7 @@ def test_a_message_to_an_agent_that_is_identifying_is_counted_or_delivered(monke
 
 
 def test_a_message_whose_recipient_identifies_meanwhile_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
-    with running() as hub, hub.agent("planner") as planner:
+    with hub_server() as hub, hub.agent("planner") as planner:
         token, registry = hub.register("friend"), hub.hub.registry
         looked_up, go_on, knows = asyncio.Event(), asyncio.Event(), registry.knows
 
@@ -125,18 +125,18 @@ def test_an_agent_whose_mail_cannot_be_counted_is_not_connected(monkeypatch: pyt
     async def fail(_agent: str) -> int:
         raise DatabaseError("hub.db: disk I/O error")
 
-    with running() as hub, hub.socket() as friend:
+    with hub_server() as hub, hub.socket() as friend:
         token = hub.register("friend")
         monkeypatch.setattr(hub.hub.messages, "waiting", fail)
         refused = friend.ask("identify", agent_id="friend", token=token, id=1)
         assert (refused["id"], refused["error"]) == (1, "unavailable")
-        assert ended(friend)[0] == 1013
+        assert read_close(friend)[0] == 1013
         wait_for(lambda: not hub.hub.presence.is_connected("friend"), "it to be gone")
 
 
 def test_only_acknowledged_messages_leave_the_mailbox() -> None:
     with (
-        running() as hub,
+        hub_server() as hub,
         hub.agent("planner") as planner,
         hub.http(hub.register("friend")) as mailbox,
         hub.http(hub.register("stranger")) as stranger,
@@ -156,7 +156,7 @@ def test_only_acknowledged_messages_leave_the_mailbox() -> None:
 
 
 def test_messages_to_unknown_agents_are_refused() -> None:
-    with running() as hub, hub.agent("planner") as planner, hub.http(hub.register("caller")) as caller:
+    with hub_server() as hub, hub.agent("planner") as planner, hub.http(hub.register("caller")) as caller:
         unknown = {"error": "unknown_agent", "detail": "there is no agent 'nobody'"}
         assert planner.ask("message", to="nobody", body=1, id=1) == {"type": "error", "id": 1, **unknown}
         answer = caller.post("/api/messages", json={"to": "nobody", "body": 1})
@@ -167,7 +167,7 @@ def test_messages_to_unknown_agents_are_refused() -> None:
 
 
 def test_messages_to_a_full_mailbox_are_refused() -> None:
-    with running(max_mail=2) as hub, hub.agent("planner") as planner, hub.http(hub.register("friend")) as friend:
+    with hub_server(max_mail=2) as hub, hub.agent("planner") as planner, hub.http(hub.register("friend")) as friend:
         for _ in range(2):
             assert planner.ask("message", to="friend", body=1)["type"] == "message_sent"
         full = {"error": "mailbox_full", "detail": "'friend' is away, and 2 messages wait for it already"}
@@ -180,7 +180,7 @@ def test_messages_to_a_full_mailbox_are_refused() -> None:
 
 
 def test_a_message_goes_to_the_newest_connection_of_an_agent() -> None:
-    with running() as hub, hub.agent("planner") as planner:
+    with hub_server() as hub, hub.agent("planner") as planner:
         token = hub.register("friend")
         with hub.agent("friend", token) as old:
             with hub.agent("friend", token) as new:
@@ -192,11 +192,11 @@ def test_a_message_goes_to_the_newest_connection_of_an_agent() -> None:
 
 
 def test_the_queue_of_a_slow_reader_is_bounded_and_goes_to_its_mailbox() -> None:
-    with running(Policy(exempt=["planner"]), max_waiting=4) as hub, hub.agent("planner") as planner:
+    with hub_server(Policy(exempt=["planner"]), max_waiting=4) as hub, hub.agent("planner") as planner:
         token = hub.register("slow")
         with slow_reader(hub, "slow", token) as slow:
             taken = overfill(planner, slow)
-            assert waiting(hub, "slow") == 4
+            assert count_queued_frames(hub, "slow") == 4
             assert planner.ask("list_agents")["agents"] == ["planner", "slow"], "nobody waits for it"
         wait_for(lambda: not hub.hub.presence.sockets_of("slow"), "it to be gone")
         with hub.http(token) as mailbox:
@@ -209,7 +209,7 @@ def test_the_queue_of_a_slow_reader_is_bounded_and_goes_to_its_mailbox() -> None
 
 def test_a_message_that_never_left_the_hub_is_not_lost_when_the_hub_gives_a_reader_up() -> None:
     """It was in the transport's buffer: written, and not taken by the operating system."""
-    with running(Policy(exempt=["planner"])) as hub, hub.agent("planner") as planner:
+    with hub_server(Policy(exempt=["planner"])) as hub, hub.agent("planner") as planner:
         token = hub.register("slow")
         with slow_reader(hub, "slow", token) as slow:
             taken = overfill(planner, slow)
@@ -232,7 +232,7 @@ def test_a_message_that_never_left_the_hub_is_not_lost_when_the_hub_gives_a_read
 
 
 def test_a_message_that_was_read_is_not_in_the_mailbox_too() -> None:
-    with running() as hub, hub.agent("planner") as planner:
+    with hub_server() as hub, hub.agent("planner") as planner:
         token = hub.register("friend")
         with hub.agent("friend", token) as friend:
             for number in range(5):
@@ -241,7 +241,7 @@ def test_a_message_that_was_read_is_not_in_the_mailbox_too() -> None:
         with hub.agent("friend", token) as friend:
             planner.ask("message", to="friend", body=5)
             assert friend.hear()["body"] == 5
-            wait_for(lambda: waiting(hub, "friend") == 0, "the hub to know that it has left")
+            wait_for(lambda: count_queued_frames(hub, "friend") == 0, "the hub to know that it has left")
             friend.socket.socket.setsockopt(SOL_SOCKET, SO_LINGER, pack("ii", 1, 0))  # a reset instead of a goodbye
             friend.socket.socket.close()
         wait_for(lambda: not hub.hub.presence.is_connected("friend"), "it to be gone")
@@ -251,7 +251,7 @@ def test_a_message_that_was_read_is_not_in_the_mailbox_too() -> None:
 
 def test_hanging_up_without_reading_does_not_fill_a_mailbox_beyond_its_bound(logged: list[Any]) -> None:
     policy = Policy(limits=dict.fromkeys(("light", "normal"), "1000000/minute"))
-    with running(policy, max_waiting=4, max_mail=5, max_mail_per_sender=2) as hub, hub.agent("greedy") as greedy:
+    with hub_server(policy, max_waiting=4, max_mail=5, max_mail_per_sender=2) as hub, hub.agent("greedy") as greedy:
         token = hub.register("slow")
 
         def hang_up(queued: list[Message]) -> None:
@@ -289,7 +289,7 @@ def test_hanging_up_without_reading_does_not_fill_a_mailbox_beyond_its_bound(log
 def test_the_queues_of_all_connections_of_an_agent_fit_into_its_mailbox() -> None:
     policy = Policy(exempt=["planner"])
     with ExitStack() as open_sockets:
-        hub = open_sockets.enter_context(running(policy, max_waiting=4, max_mail_per_sender=2))
+        hub = open_sockets.enter_context(hub_server(policy, max_waiting=4, max_mail_per_sender=2))
         planner = open_sockets.enter_context(hub.agent("planner"))
         token = hub.register("slow")
         *_, newest = [open_sockets.enter_context(slow_reader(hub, "slow", token)) for _ in range(3)]
@@ -312,7 +312,7 @@ def test_the_queues_of_connections_that_end_at_once_are_saved_in_the_order_of_ti
     async def never(_message: Any = None) -> Any:
         await asyncio.Event().wait()
 
-    with running(max_waiting=4, max_mail=1) as hub, hub.http(hub.register("slow")) as mailbox:
+    with hub_server(max_waiting=4, max_mail=1) as hub, hub.http(hub.register("slow")) as mailbox:
 
         async def hang_up(numbers: range) -> None:
             socket = Socket(never, never, "127.0.0.1", 4)
@@ -335,7 +335,7 @@ def test_messages_that_the_disk_has_not_taken_at_the_end_are_counted_as_lost(
     async def full(_job: Any) -> Any:
         raise DatabaseError("hub.db: nothing was written: disk I/O error")
 
-    with running(data=tmp_path) as hub:
+    with hub_server(data=tmp_path) as hub:
         unsent = [Message(sender="planner", body=Raw(b"1"), at=1.0)] * 3
         hub.hub.messages._unwritten["slow"] = unsent
         monkeypatch.setattr(hub.hub.messages._database, "run", full)
@@ -347,7 +347,7 @@ def test_messages_that_the_disk_has_not_taken_at_the_end_are_counted_as_lost(
 
 
 def test_a_slow_reader_that_reads_on_gets_everything_in_order() -> None:
-    with beside_a_slow_reader() as (_, planner, slow):
+    with hub_with_slow_reader() as (_, planner, slow):
         taken = overfill(planner, slow)
         assert [slow.hear()["body"][0] for _ in range(taken)] == list(range(taken))
         assert planner.ask("message", to="slow", body="small")["delivered"], "there is room again"
@@ -355,7 +355,7 @@ def test_a_slow_reader_that_reads_on_gets_everything_in_order() -> None:
 
 
 def test_a_slow_reader_whose_token_is_replaced_is_dropped_without_loss() -> None:
-    with beside_a_slow_reader() as (hub, planner, slow):
+    with hub_with_slow_reader() as (hub, planner, slow):
         taken = overfill(planner, slow)
         token = hub.run(hub.hub.registry.rotate("slow"))
         wait_for(lambda: len(hub.hub.presence.sockets) == 1, "its place to be free")
@@ -368,7 +368,7 @@ def test_a_slow_reader_whose_token_is_replaced_is_dropped_without_loss() -> None
 
 
 def test_a_chat_channel_reaches_all_subscribers() -> None:
-    with running() as hub, hub.agent("one") as one, hub.agent("two") as two, hub.http(hub.register("boss")) as boss:
+    with hub_server() as hub, hub.agent("one") as one, hub.agent("two") as two, hub.http(hub.register("boss")) as boss:
         made = boss.post("/api/channels", json={"name": "news", "about": "what is new"})
         about = {"name": "news", "creator": "boss", "about": "what is new", "subscribers": 0}
         assert (made.status_code, made.json().items() >= about.items()) == (201, True)
@@ -403,7 +403,7 @@ def test_a_chat_channel_reaches_all_subscribers() -> None:
 
 
 def test_disconnecting_ends_subscriptions() -> None:
-    with running() as hub, hub.http(hub.register("boss")) as boss:
+    with hub_server() as hub, hub.http(hub.register("boss")) as boss:
         with hub.agent("one") as one:
             one.ask("channel_subscribe", channel="general")
             assert boss.get("/api/channels/general").json()["subscribers"] == 1
@@ -414,14 +414,14 @@ def test_disconnecting_ends_subscriptions() -> None:
 @pytest.mark.parametrize("name", ["", "a b", "naïve", "..", "a\n"])
 def test_a_bad_name_of_a_chat_channel_is_explained_in_words(name: str) -> None:
     expected = "Expected up to 64 letters, digits, dots, dashes and underscores, other than . and .. - at `$."
-    with running() as hub, hub.agent_and_http("planner") as (wire, http):
+    with hub_server() as hub, hub.agent_and_http("planner") as (wire, http):
         assert wire.ask("channel_subscribe", channel=name)["detail"] == f"{expected}channel`"
         assert http.post("/api/channels", json={"name": name}).json()["detail"] == f"body: {expected}name`"
 
 
 def test_unknown_chat_channels_are_refused() -> None:
     unknown = {"error": "unknown_channel", "detail": "there is no chat channel 'none'"}
-    with running() as hub, hub.agent("one") as one, hub.http(hub.register("boss")) as boss:
+    with hub_server() as hub, hub.agent("one") as one, hub.http(hub.register("boss")) as boss:
         for kind in ("channel_publish", "channel_subscribe", "channel_unsubscribe", "channel_history"):
             fields = {"body": 1} if kind == "channel_publish" else {}
             assert one.ask(kind, channel="none", id=3, **fields) == {"type": "error", "id": 3, **unknown}
@@ -435,11 +435,11 @@ def publish(wire: AgentConnection, channel: str, body: object) -> int:
     return number
 
 
-def fall_behind(boss: AgentConnection, slow: AgentConnection, hub: Running, channel: str) -> int:
+def fall_behind(boss: AgentConnection, slow: AgentConnection, hub: HubServer, channel: str) -> int:
     """Publish until a slow reader misses three messages of a chat channel; the number of those before."""
     last = [publish(boss, channel, LARGE) for _ in range(2)][-1]
     read_ahead(slow)
-    while waiting(hub, "slow") < 4:
+    while count_queued_frames(hub, "slow") < 4:
         last = publish(boss, channel, LARGE)
     for _ in range(3):
         publish(boss, channel, "missed")
@@ -447,7 +447,7 @@ def fall_behind(boss: AgentConnection, slow: AgentConnection, hub: Running, chan
 
 
 def test_a_slow_reader_is_told_that_its_chat_channel_was_deleted() -> None:
-    with beside_a_slow_reader() as (hub, boss, slow), hub.http(hub.register("owner")) as http:
+    with hub_with_slow_reader() as (hub, boss, slow), hub.http(hub.register("owner")) as http:
         assert http.post("/api/channels", json={"name": "room"}).status_code == 201
         assert slow.ask("channel_subscribe", channel="room")["type"] == "subscribed"
         sent = fall_behind(boss, slow, hub, "room")
@@ -461,7 +461,7 @@ def test_a_slow_reader_is_told_that_its_chat_channel_was_deleted() -> None:
 
 
 def test_nothing_of_a_chat_channel_comes_after_the_end_of_the_subscription() -> None:
-    with beside_a_slow_reader() as (hub, boss, slow):
+    with hub_with_slow_reader() as (hub, boss, slow):
         assert slow.ask("channel_subscribe", channel="general")["type"] == "subscribed"
         sent = fall_behind(boss, slow, hub, "general")
         slow.say("channel_unsubscribe", channel="general", id=7)
@@ -473,7 +473,7 @@ def test_nothing_of_a_chat_channel_comes_after_the_end_of_the_subscription() -> 
 
 
 def test_a_slow_reader_that_hangs_up_while_it_unsubscribes_is_gone() -> None:
-    with running(Policy(exempt=["boss"]), max_waiting=4) as hub, hub.agent("boss") as boss:
+    with hub_server(Policy(exempt=["boss"]), max_waiting=4) as hub, hub.agent("boss") as boss:
         with slow_reader(hub, "slow", hub.register("slow")) as slow:
             assert slow.ask("channel_subscribe", channel="general")["type"] == "subscribed"
             fall_behind(boss, slow, hub, "general")
@@ -482,7 +482,7 @@ def test_a_slow_reader_that_hangs_up_while_it_unsubscribes_is_gone() -> None:
 
 
 def test_a_slow_reader_is_told_how_many_chat_messages_it_has_missed() -> None:
-    with beside_a_slow_reader() as (hub, boss, slow):
+    with hub_with_slow_reader() as (hub, boss, slow):
         assert slow.ask("channel_subscribe", channel="general")["type"] == "subscribed"
 
         last = fall_behind(boss, slow, hub, "general")

@@ -24,10 +24,10 @@ from headgate.hub.monitoring.metrics import MEDIA, METRICS, exposition
 from headgate.stores import traffic
 from headgate.stores.base import Ask, Verb
 from headgate.stores.redis import batching
-from tests.support.hub import ADMIN, VIEWER, hub_settings, running
-from tests.support.prometheus import DOCS, Series, samples, scrape, value, within
-from tests.support.valkey import PATIENCE, Server, wait_for
-from tests.support.webhook_receiver import Receiver
+from tests.support.hub import ADMIN, VIEWER, hub_server, hub_settings
+from tests.support.prometheus import DOCS, Series, histogram_counts, samples, scrape, value
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
+from tests.support.webhook_receiver import WebhookReceiver
 
 PAGE = (DOCS / "metrics.md").read_text(encoding="utf-8")
 
@@ -47,7 +47,7 @@ def test_names_follow_the_prometheus_conventions() -> None:
 
 
 def test_every_metric_is_exposed_from_the_start() -> None:
-    with running() as hub, hub.http() as anyone:
+    with hub_server() as hub, hub.http() as anyone:
         answer = anyone.get("/metrics")
         assert (answer.status_code, answer.headers["content-type"]) == (200, MEDIA)
         families = {family.name: family for family in text_string_to_metric_families(answer.text)}
@@ -74,7 +74,7 @@ def test_the_docs_list_every_metric_and_no_other() -> None:
 
 
 def test_the_docs_list_all_label_values() -> None:
-    with running() as hub:
+    with hub_server() as hub:
         found = scrape(hub)
     values = {dict(labels)[name] for _, labels in found for name in dict(labels) if name not in ("le", "version")}
     plain = {"light", "normal", "heavy", "true", "false"}
@@ -87,7 +87,7 @@ def test_the_docs_list_all_label_values() -> None:
 
 def test_checks_are_counted_by_channel_tier_and_outcome() -> None:
     policy = Policy(limits={"heavy": "3/minute"}, exempt=["boss"])
-    with running(policy) as hub, hub.agent("planner") as planner, hub.agent("boss") as boss:
+    with hub_server(policy) as hub, hub.agent("planner") as planner, hub.agent("boss") as boss:
         for number in range(5):
             planner.say("session_open", session=number)
         planner.say("ping", id="last")
@@ -118,7 +118,7 @@ def test_checks_are_counted_by_channel_tier_and_outcome() -> None:
     assert value(found, "headgate_violations_total") == numbers["violations"] == 2
     assert value(found, "headgate_decision_seconds_count") == sum(counted.values())
     assert 0 < value(found, "headgate_decision_seconds_sum") < PATIENCE
-    times = within(found, "headgate_decision_seconds")
+    times = histogram_counts(found, "headgate_decision_seconds")
     assert list(times.values()) == sorted(times.values())
     assert times["+Inf"] == sum(counted.values())
     assert list(times)[:3] == ["1e-06", "2.5e-06", "5e-06"]
@@ -130,13 +130,13 @@ async def test_decision_times_are_counted_in_seconds() -> None:
         for took in (1_000, 1_001, 2_000_000, 900_000_000):  # nanoseconds
             hub.stats.record("planner", "ws", "light", Outcome.ALLOW, took)
         found = samples(exposition(hub.metric_sources).decode())
-    times = within(found, "headgate_decision_seconds")
+    times = histogram_counts(found, "headgate_decision_seconds")
     assert [times[end] for end in ("1e-06", "2.5e-06", "0.001", "0.0025", "0.5", "+Inf")] == [1, 2, 2, 3, 3, 4]
     assert value(found, "headgate_decision_seconds_sum") == pytest.approx(0.902002001)
 
 
 def test_gauges_and_counters_match_the_hub() -> None:
-    with running() as hub, ExitStack() as stack:
+    with hub_server() as hub, ExitStack() as stack:
         first, second = (stack.enter_context(hub.agent(name)) for name in ("first", "second"))
         stack.enter_context(hub.socket("/relay"))
         board = stack.enter_context(hub.socket("/ws/dashboard"))
@@ -181,7 +181,7 @@ def test_gauges_and_counters_match_the_hub() -> None:
 
 
 def test_blocked_agents_are_counted_until_the_block_ends() -> None:
-    with running() as hub:
+    with hub_server() as hub:
         hub.call(hub.hub.gate.block, "planner")
         hub.call(partial(hub.hub.gate.block, "writer", until=hub.clock.wall() + 60))
         assert value(scrape(hub), "headgate_agents_blocked") == 2
@@ -189,8 +189,8 @@ def test_blocked_agents_are_counted_until_the_block_ends() -> None:
         assert value(scrape(hub), "headgate_agents_blocked") == 1
 
 
-def test_b8_alerts_and_webhooks_are_counted(receiver: Receiver) -> None:
-    with running(webhooks=(receiver.url,)) as hub:
+def test_b8_alerts_and_webhooks_are_counted(receiver: WebhookReceiver) -> None:
+    with hub_server(webhooks=(receiver.url,)) as hub:
         for _ in range(10):
             hub.run(hub.hub.gate.arecord_violation("planner"))
         wait_for(lambda: hub.hub.webhooks.delivered, "the notification")
@@ -208,7 +208,7 @@ def test_b8_alerts_and_webhooks_are_counted(receiver: Receiver) -> None:
 
 
 def test_b3_viewers_scrape_without_a_limit_and_others_are_limited_by_address() -> None:
-    with running() as hub, hub.http() as anyone, hub.http(VIEWER) as viewer, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http() as anyone, hub.http(VIEWER) as viewer, hub.http(ADMIN) as admin:
         assert {anyone.get("/metrics").status_code for _ in range(60)} == {200}
         assert anyone.get("/metrics").status_code == 429
         assert {viewer.get("/metrics").status_code for _ in range(70)} == {200}
@@ -221,7 +221,7 @@ HOSTILE = ['a{outcome="x"} 1', "a\nb 1", "é\\", "headgate_evil_total"]
 
 
 def test_no_agent_can_create_a_series() -> None:
-    with running(Policy(limits={"light": "10/minute", "normal": "9/minute", "heavy": "8/minute"})) as hub:
+    with hub_server(Policy(limits={"light": "10/minute", "normal": "9/minute", "heavy": "8/minute"})) as hub:
         before = scrape(hub)
         for number, name in enumerate(HOSTILE):
             agent = name if name.isprintable() else f"agent {number}"
@@ -274,7 +274,7 @@ STEP = st.one_of(
 )  # fmt: skip
 
 
-async def take(hub: Hub, clock: ManualClock, kind: str, *given: Any) -> None:
+async def make_traffic(hub: Hub, clock: ManualClock, kind: str, *given: Any) -> None:
     """One step of some traffic."""
     if kind == "check":
         agent, channel, tier = given
@@ -311,7 +311,7 @@ def test_counters_never_go_down(steps: list[tuple[Any, ...]]) -> None:
         async with Hub(hub_settings(), store=MemoryStore(clock=clock)) as hub:
             before = counted(exposition(hub.metric_sources))
             for step in steps:
-                await take(hub, clock, *step)
+                await make_traffic(hub, clock, *step)
                 after = counted(exposition(hub.metric_sources))
                 fallen = {one: (count, after.get(one, 0)) for one, count in before.items() if after.get(one, 0) < count}
                 assert fallen == {}
@@ -332,7 +332,7 @@ async def test_a_removed_channel_keeps_its_counters() -> None:
 # The server that counts ----------------------------------------------------------------------------------------------
 
 
-def store_at(server: Server) -> RedisStore:
+def store_at(server: ValkeyServer) -> RedisStore:
     return RedisStore(server.url, prefix=f"test-{uuid4().hex}:", clock=ManualClock(start=1000), timeout=PATIENCE)
 
 
@@ -340,7 +340,7 @@ def ask(number: int) -> list[Ask]:
     return [Ask("x", f"key {number}", per_minute(10), 1)]
 
 
-async def test_calls_and_the_requests_in_them_are_counted(redis_server: Server) -> None:
+async def test_calls_and_the_requests_in_them_are_counted(redis_server: ValkeyServer) -> None:
     async with store_at(redis_server) as store:
 
         async def many(count: int) -> tuple[int, int, list[int]]:
@@ -360,7 +360,7 @@ async def test_calls_and_the_requests_in_them_are_counted(redis_server: Server) 
         assert store.traffic.errors == 0
 
 
-def test_threads_are_counted_exactly(redis_server: Server) -> None:
+def test_threads_are_counted_exactly(redis_server: ValkeyServer) -> None:
     with store_at(redis_server) as store, ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda number: store.apply(Verb.CHECK, ask(number), 0), range(800)))
         traffic = store.traffic
@@ -387,7 +387,7 @@ os.waitpid(child, 0)
 """
 
 
-def test_a_forked_process_counts_too(redis_server: Server) -> None:
+def test_a_forked_process_counts_too(redis_server: ValkeyServer) -> None:
     command = [sys.executable, "-c", FORK, redis_server.url, f"test-{uuid4().hex}:"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE, check=True)
     assert (done.stdout, done.stderr) == ("counted\n", "")
@@ -396,9 +396,9 @@ def test_a_forked_process_counts_too(redis_server: Server) -> None:
 def test_an_outage_is_measured() -> None:
     clock = ManualClock(start=1000)
     with (
-        Server() as server,
+        ValkeyServer() as server,
         RedisStore(server.url, clock=clock, timeout=PATIENCE) as store,
-        running(store=store) as hub,
+        hub_server(store=store) as hub,
     ):
 
         def check() -> bool:
@@ -419,7 +419,10 @@ def test_an_outage_is_measured() -> None:
         sent = value(before, "headgate_store_batch_size_count")
         assert value(before, "headgate_store_round_trips_total") > sent  # once more with the script
         assert value(before, "headgate_store_batch_size_sum") >= sent + 39
-        assert value(before, "headgate_store_batch_size_count") == within(before, "headgate_store_batch_size")["+Inf"]
+        assert (
+            value(before, "headgate_store_batch_size_count")
+            == histogram_counts(before, "headgate_store_batch_size")["+Inf"]
+        )
         assert (measured(), value(before, "headgate_store_errors_total")) == ((0, 0, 0), 0)
         server.kill()
         assert check()
@@ -438,12 +441,12 @@ def test_an_outage_is_measured() -> None:
 
 
 def test_a_mistake_that_degrades_decisions_is_seen_in_the_health(
-    redis_server: Server, monkeypatch: pytest.MonkeyPatch
+    redis_server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def mistaken(*_: Any) -> None:
         raise TypeError("planner's secret")
 
-    with store_at(redis_server) as store, running(store=store) as hub, hub.http(ADMIN) as admin:
+    with store_at(redis_server) as store, hub_server(store=store) as hub, hub.http(ADMIN) as admin:
 
         def health() -> tuple[str, str, list[str]]:
             found = admin.get("/api/health").json()

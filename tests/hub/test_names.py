@@ -16,7 +16,7 @@ from headgate.hub.agents.names import check_new_name
 from headgate.hub.agents.registry import DatabaseAgents, Registry
 from headgate.hub.agents.tokens import digest_of
 from headgate.hub.storage.database import Database
-from tests.support.hub import ADMIN, running
+from tests.support.hub import ADMIN, hub_server
 
 GOOD = [
     "planner", "Planner-7", "a/b?c#d%2e &'\"", "<img src=x onerror=alert(1)>", "n" * 128, "agent 007", "a:ws", "10",
@@ -112,7 +112,7 @@ def test_a_name_that_could_mislead_is_refused(name: str) -> None:
     ],
 )
 def test_a_refusal_says_what_to_do(name: str, detail: str) -> None:
-    with running() as hub, hub.http() as stranger, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http() as stranger, hub.http(ADMIN) as admin:
         for caller, path in ((stranger, "/api/onboard/register"), (admin, "/api/admin/agents")):
             answer = caller.post(path, json={"agent_id": name})
             expected = {"error": "bad_agent", "detail": f"agent: expected {detail}"}

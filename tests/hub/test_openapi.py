@@ -19,14 +19,14 @@ from headgate.hub.api.routes import ROUTES
 from headgate.hub.api.routing import Access, Call, Route, admin_route
 from headgate.hub.app import Hub
 from headgate.hub.config_file import ConfigFile
-from tests.support.example_requests import Scene, scene
-from tests.support.hub import ADMIN, VIEWER, hub_settings, running
+from tests.support.example_requests import Scene, build_scene
+from tests.support.hub import ADMIN, VIEWER, hub_server, hub_settings
 
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
     """As it is served."""
-    with running() as hub, hub.http() as client:
+    with hub_server() as hub, hub.http() as client:
         found: dict[str, Any] = client.get("/openapi.json").json()
     return found
 
@@ -126,7 +126,7 @@ async def test_responses_match_the_document(document: dict[str, Any], tmp_path: 
     async with hub, httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         for route in ROUTES:
             operation = document["paths"][route.path][route.method.lower()]
-            where = await scene(hub)
+            where = await build_scene(hub)
             path, body = where.request(route)
             own = {"Authorization": f"Bearer {token_for(route, where)}"}
             good = await client.request(route.method, path, json=body, headers=own)
@@ -140,14 +140,14 @@ async def test_responses_match_the_document(document: dict[str, Any], tmp_path: 
             stranger = await client.request(route.method, path, json=body)
             validator(document, operation, stranger.status_code).validate(stranger.json())
             if route.body is not None:
-                headers = {"Authorization": f"Bearer {token_for(route, await scene(hub))}"}
+                headers = {"Authorization": f"Bearer {token_for(route, await build_scene(hub))}"}
                 bad = await client.request(route.method, path, content=b"{", headers=headers)
                 assert bad.status_code == 400
                 validator(document, operation, 400).validate(bad.json())
 
 
 def test_error_responses_match_the_document(document: dict[str, Any]) -> None:
-    with running(Policy(limits={"light": "1/minute"}), max_frame=1024) as hub, hub.http(hub.register("a")) as client:
+    with hub_server(Policy(limits={"light": "1/minute"}), max_frame=1024) as hub, hub.http(hub.register("a")) as client:
         answers = [
             ("post", "/v1/check", client.post("/v1/check", json={"key": "k"})),
             ("post", "/v1/check", client.post("/v1/check", json={"key": "k"})),
@@ -173,7 +173,7 @@ def test_body_schemas_accept_what_the_hub_accepts(document: dict[str, Any]) -> N
         {"key": "k", "limit": 1_000_001}, {"key": "k", "limit": "1"}, {"key": "k", "window_ms": 31_536_000_000},
         {"key": "k", "window_ms": 31_536_000_001}, {"key": "k", "window_ms": True}, {"key": "k", "more": 1},
     ]  # fmt: skip
-    with running() as hub, hub.http(ADMIN) as client:
+    with hub_server() as hub, hub.http(ADMIN) as client:
         found = [client.post("/v1/check", json=body).status_code == 200 for body in bodies if body is not None]
     assert found == [judge.is_valid(body) for body in bodies if body is not None]
     assert 0 < sum(found) < len(found)

@@ -6,17 +6,17 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.hub import ADMIN, running
-from tests.support.hub_fleet import Fleet
-from tests.support.operators import ADMINS, add, operators, refused
-from tests.support.registry import until
+from tests.support.event_loop import wait_until
+from tests.support.hub import ADMIN, hub_server
+from tests.support.hub_fleet import HubFleet
+from tests.support.operators import ADMINS, add_operator, operators, status_and_error
 from tests.support.valkey import wait_for
 
 # Revocations ----------------------------------------------------------------------------------------------------------
 
 
 def test_b6_a_role_that_is_given_during_a_revocation_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
-    with running() as hub, hub.http(ADMIN) as admin, hub.http(ADMIN) as other, ThreadPoolExecutor(1) as pool:
+    with hub_server() as hub, hub.http(ADMIN) as admin, hub.http(ADMIN) as other, ThreadPoolExecutor(1) as pool:
         hub.register("ada")
         lock, set_role = hub.hub.operators._changing, hub.hub.gate.aset_role
         revoked: list[Future[httpx.Response]] = []
@@ -24,7 +24,7 @@ def test_b6_a_role_that_is_given_during_a_revocation_is_nobodys(monkeypatch: pyt
         async def during_the_revocation(*arguments: Any, **by: Any) -> None:
             if not revoked:
                 revoked.append(pool.submit(other.delete, "/api/admin/agents/ada/token"))
-                await until(lambda: bool(lock._waiters) or revoked[0].done(), "the revocation")
+                await wait_until(lambda: bool(lock._waiters) or revoked[0].done(), "the revocation")
             await set_role(*arguments, **by)
 
         monkeypatch.setattr(hub.hub.gate, "aset_role", during_the_revocation)
@@ -34,7 +34,7 @@ def test_b6_a_role_that_is_given_during_a_revocation_is_nobodys(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["by an admin", "by itself"])
-def test_b6_a_revocation_takes_away_a_role_that_another_hub_has_given(fleet: Fleet, own: bool) -> None:
+def test_b6_a_revocation_takes_away_a_role_that_another_hub_has_given(fleet: HubFleet, own: bool) -> None:
     with fleet.hub() as one, fleet.hub() as two, one.http(ADMIN) as admin, two.http(ADMIN) as elsewhere:
         with one.http(one.register("ada")) as ada:
             one.hub.gate._log._follower._on_change = lambda _everything: None  # type: ignore[attr-defined]
@@ -48,7 +48,7 @@ def test_b6_a_revocation_takes_away_a_role_that_another_hub_has_given(fleet: Fle
 
 @pytest.mark.parametrize("own", [False, True], ids=["by an admin", "by itself"])
 def test_b6_a_revocation_is_followed_by_another_look_at_the_role(monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
-    with running() as hub, hub.http(ADMIN) as admin, hub.http(hub.register("ada")) as ada:
+    with hub_server() as hub, hub.http(ADMIN) as admin, hub.http(hub.register("ada")) as ada:
         revoke = hub.hub.registry.revoke
 
         async def beside_a_role(*arguments: Any) -> bool:
@@ -62,11 +62,11 @@ def test_b6_a_revocation_is_followed_by_another_look_at_the_role(monkeypatch: py
 
 
 def test_b6_a_new_token_after_a_revocation_has_no_role_that_is_left() -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
-        add(admin, "ada")
+    with hub_server() as hub, hub.http(ADMIN) as admin:
+        add_operator(admin, "ada")
         hub.run(hub.hub.registry.revoke("ada"))  # as if another hub gave the role after that
         with hub.http(admin.post("/api/admin/agents/ada/token").json()["token"]) as ada:
-            assert refused(ada.get(ADMINS)) == (403, "forbidden")
+            assert status_and_error(ada.get(ADMINS)) == (403, "forbidden")
         assert hub.hub.gate.effective.roles == {}
 
 
@@ -75,7 +75,7 @@ def test_b6_a_new_token_after_a_revocation_has_no_role_that_is_left() -> None:
 
 @pytest.mark.parametrize("lost", ["role", "token", "block"])
 def test_b6_an_admin_who_waits_for_another_is_looked_at_again(lost: str) -> None:
-    with running() as hub, operators(hub, "ada", "eve") as (_, eve), ThreadPoolExecutor(1) as pool:
+    with hub_server() as hub, operators(hub, "ada", "eve") as (_, eve), ThreadPoolExecutor(1) as pool:
         lock, body = hub.hub.operators._changing, {"name": "mallory", "role": "admin"}
         hub.run(lock.acquire())
         answer = pool.submit(eve.post, ADMINS, json=body)
@@ -87,7 +87,7 @@ def test_b6_an_admin_who_waits_for_another_is_looked_at_again(lost: str) -> None
         else:
             hub.run(hub.hub.registry.revoke("eve"))
         hub.call(lock.release)
-        assert refused(answer.result()) == ((401, "unauthorized") if lost == "token" else (403, "forbidden"))
+        assert status_and_error(answer.result()) == ((401, "unauthorized") if lost == "token" else (403, "forbidden"))
         assert hub.run(hub.hub.registry.find("mallory")) is None
 
 
@@ -105,7 +105,7 @@ def test_b6_an_admin_who_waits_for_another_is_looked_at_again(lost: str) -> None
     ids=["unblock", "block", "rotate", "revoke", "register", "onboard", "invite"],
 )
 def test_b6_an_admin_who_is_blocked_while_it_waits_changes_nothing(method: str, path: str, body: Any) -> None:
-    with running() as hub, operators(hub, "eve") as (eve,), ThreadPoolExecutor(1) as pool:
+    with hub_server() as hub, operators(hub, "eve") as (eve,), ThreadPoolExecutor(1) as pool:
         hub.register("planner")
         lock = hub.hub.operators._changing
         hub.run(lock.acquire())
@@ -113,7 +113,7 @@ def test_b6_an_admin_who_is_blocked_while_it_waits_changes_nothing(method: str, 
         wait_for(lambda: lock._waiters or answer.done(), "that the request has passed all other checks")
         hub.hub.gate.block("eve")
         hub.call(lock.release)
-        assert refused(answer.result()) == (403, "forbidden")
+        assert status_and_error(answer.result()) == (403, "forbidden")
         assert list(hub.hub.gate.effective.blocks) == ["eve"]
         assert hub.run(hub.hub.registry.knows("planner"))
         assert hub.run(hub.hub.registry.find("mallory")) is None
@@ -122,9 +122,9 @@ def test_b6_an_admin_who_is_blocked_while_it_waits_changes_nothing(method: str, 
 def test_b6_a_role_that_ends_while_a_token_is_looked_up_again_ends_for_the_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
-        token, owner = add(admin, "eve"), hub.hub.registry.owner
-        with hub.unfinished(token, "/api/admin/tasks", {"payload": 1}) as request:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
+        token, owner = add_operator(admin, "eve"), hub.hub.registry.owner
+        with hub.unfinished_post(token, "/api/admin/tasks", {"payload": 1}) as request:
 
             async def slow(token: str) -> str | None:
                 found = await owner(token)

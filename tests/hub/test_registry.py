@@ -12,8 +12,10 @@ import pytest
 
 from headgate.hub.agents.registry import LONGEST_TOKEN, Registry
 from headgate.hub.errors import RequestError
-from tests.support.registry import in_database, in_redis, refused, revocations, until
-from tests.support.valkey import Server
+from tests.support.event_loop import wait_until
+from tests.support.refusals import request_error
+from tests.support.registry import database_registry, redis_registry, revocations
+from tests.support.valkey import ValkeyServer
 
 Open: TypeAlias = Callable[..., Any]
 
@@ -22,10 +24,10 @@ Open: TypeAlias = Callable[..., Any]
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     """Opens a registry, the same one every time."""
     if request.param == "database":
-        return lambda **options: in_database(tmp_path / "hub.db", **options)
-    server: Server = request.getfixturevalue("redis_server")
+        return lambda **options: database_registry(tmp_path / "hub.db", **options)
+    server: ValkeyServer = request.getfixturevalue("redis_server")
     prefix = f"test-{uuid4().hex}:"
-    return lambda **options: in_redis(server.url, prefix, **options)
+    return lambda **options: redis_registry(server.url, prefix, **options)
 
 
 @pytest.fixture
@@ -67,8 +69,8 @@ async def test_any_text_may_be_presented_as_a_token(registry: Registry) -> None:
     for nobody in ("", "\ud800", "\0", "x" * 100_000, "a\n"):
         assert not await registry.verify(nobody, token)
         assert not await registry.knows(nobody)
-        assert await refused(registry.rotate(nobody)) == (404, "unknown_agent")
-        assert await refused(registry.revoke(nobody)) == (404, "unknown_agent")
+        assert await request_error(registry.rotate(nobody)) == (404, "unknown_agent")
+        assert await request_error(registry.revoke(nobody)) == (404, "unknown_agent")
         assert isinstance(await registry.agents(nobody), list)
     assert await registry.verify("a", token)
 
@@ -82,8 +84,8 @@ async def test_an_overlong_token_is_not_hashed(registry: Registry, monkeypatch: 
 
 async def test_a_taken_id_is_refused_and_its_token_stays_valid(registry: Registry) -> None:
     token = await registry.register("a")
-    assert await refused(registry.register("a")) == (409, "exists")
-    assert await refused(registry.register("a", by_admin=True)) == (409, "exists")
+    assert await request_error(registry.register("a")) == (409, "exists")
+    assert await request_error(registry.register("a", by_admin=True)) == (409, "exists")
     assert await registry.verify("a", token)
 
 
@@ -100,8 +102,8 @@ async def test_one_of_fifty_concurrent_registrations_of_an_id_succeeds(registry:
 async def test_names_are_checked(opened: Open) -> None:
     async with opened(reserved=frozenset({"whitelist"})) as registry:
         for bad in ("", "a\n", "x" * 129, "\ud800", "\u200b"):
-            assert await refused(registry.register(bad)) == (400, "bad_agent")
-            assert await refused(registry.register(bad, by_admin=True)) == (400, "bad_agent")
+            assert await request_error(registry.register(bad)) == (400, "bad_agent")
+            assert await request_error(registry.register(bad, by_admin=True)) == (400, "bad_agent")
         with pytest.raises(RequestError) as caught:
             await registry.register("whitelist", by_admin=True)
         assert (caught.value.status, caught.value.error) == (400, "reserved")
@@ -119,7 +121,7 @@ async def test_a_rotated_token_replaces_the_old_one(registry: Registry) -> None:
     assert new != old
     assert (await registry.verify("a", old), await registry.owner(old)) == (False, None)
     assert (await registry.verify("a", new), await registry.owner(new)) == (True, "a")
-    assert await refused(registry.rotate("b")) == (404, "unknown_agent")
+    assert await request_error(registry.rotate("b")) == (404, "unknown_agent")
 
 
 async def test_a_token_replaces_itself_once(registry: Registry) -> None:
@@ -128,7 +130,7 @@ async def test_a_token_replaces_itself_once(registry: Registry) -> None:
     (new,) = [token for token in rotations if isinstance(token, str)]
     errors = {(error.status, error.error) for error in rotations if isinstance(error, RequestError)}
     assert (errors, await registry.owner(new)) == ({(401, "unauthorized")}, "a")
-    assert await refused(registry.revoke("a", old)) == (401, "unauthorized")
+    assert await request_error(registry.revoke("a", old)) == (401, "unauthorized")
     assert await registry.verify("a", new)
     assert await registry.revoke("a", new)
 
@@ -142,13 +144,13 @@ async def test_a_revoked_token_is_invalid_and_the_id_stays_taken(registry: Regis
     assert told == ["a"]
     assert (await registry.verify("a", token), await registry.owner(token)) == (False, None)
     assert not await registry.knows("a")
-    assert await refused(registry.register("a", by_admin=True)) == (409, "exists")
-    assert await refused(registry.rotate("a", token)) == (403, "revoked")
+    assert await request_error(registry.register("a", by_admin=True)) == (409, "exists")
+    assert await request_error(registry.rotate("a", token)) == (403, "revoked")
     assert not await registry.revoke("a", token)
     again = await registry.rotate("a")
     assert await registry.verify("a", again)
     assert not await registry.verify("a", token)
-    assert await refused(registry.revoke("b")) == (404, "unknown_agent")
+    assert await request_error(registry.revoke("b")) == (404, "unknown_agent")
 
 
 async def test_agents_are_listed_page_by_page(registry: Registry) -> None:
@@ -171,21 +173,21 @@ async def test_agents_are_listed_page_by_page(registry: Registry) -> None:
 async def test_the_mode_decides_who_may_register(opened: Open) -> None:
     async with opened(mode="closed") as registry:
         code = await registry.invite()
-        assert await refused(registry.register("a")) == (403, "registration_closed")
-        assert await refused(registry.register("a", code)) == (403, "registration_closed")
+        assert await request_error(registry.register("a")) == (403, "registration_closed")
+        assert await request_error(registry.register("a", code)) == (403, "registration_closed")
         await registry.register("a", by_admin=True)
     async with opened(mode="invitation") as registry:
-        assert await refused(registry.register("b")) == (403, "invitation_required")
+        assert await request_error(registry.register("b")) == (403, "invitation_required")
         await registry.register("b", by_admin=True)
         for wrong in ("", "x", code[:-1], "\ud800", "x" * 1_000_000):
-            assert await refused(registry.register("c", wrong)) == (403, "invitation_unknown")
+            assert await request_error(registry.register("c", wrong)) == (403, "invitation_unknown")
     async with opened(mode="open") as registry:
         await registry.register("c")
         await registry.register("d", code)
     async with opened(mode="invitation") as registry:
         await registry.register("e", code)  # where none was needed it was not used up
     async with opened(mode="mistyped") as registry:
-        assert await refused(registry.register("f")) == (403, "registration_closed")
+        assert await request_error(registry.register("f")) == (403, "registration_closed")
 
 
 async def test_an_invitation_is_good_for_one_registration_that_succeeds(opened: Open) -> None:
@@ -194,10 +196,10 @@ async def test_an_invitation_is_good_for_one_registration_that_succeeds(opened: 
         token = await registry.register("a", code)
         assert await registry.verify("a", token)
         assert await registry.owner(code) is None
-        assert await refused(registry.register("b", code)) == (403, "invitation_unknown")
-        assert await refused(registry.register("a", code)) == (403, "invitation_unknown")
-        assert await refused(registry.register("a", other)) == (409, "exists")
-        assert await refused(registry.register("", other)) == (400, "bad_agent")
+        assert await request_error(registry.register("b", code)) == (403, "invitation_unknown")
+        assert await request_error(registry.register("a", code)) == (403, "invitation_unknown")
+        assert await request_error(registry.register("a", other)) == (409, "exists")
+        assert await request_error(registry.register("", other)) == (400, "bad_agent")
         wanted = [registry.register(f"agent-{number}", other) for number in range(20)]
         results = await asyncio.gather(*wanted, return_exceptions=True)
         assert sum(isinstance(result, str) for result in results) == 1
@@ -217,8 +219,8 @@ async def test_agents_and_invitations_survive_a_restart(opened: Open) -> None:
         assert await registry.agents() == before
         assert [name for name, token in tokens.items() if not await registry.verify(name, token)] == ["agent-1"]
         assert not await registry.verify("agent-0", old)
-        assert await refused(registry.register("agent-1", by_admin=True)) == (409, "exists")
-        assert await refused(registry.register("b", spent)) == (403, "invitation_unknown")
+        assert await request_error(registry.register("agent-1", by_admin=True)) == (409, "exists")
+        assert await request_error(registry.register("b", spent)) == (403, "invitation_unknown")
         await registry.register("b", code)
         assert told == []
 
@@ -232,7 +234,7 @@ async def test_a_revocation_is_announced_even_if_its_caller_is_cancelled(registr
     request.cancel()
     await asyncio.gather(request, return_exceptions=True)
     assert request.cancelled()
-    await until(lambda: told == ["a"], "the revocation")
+    await wait_until(lambda: told == ["a"], "the revocation")
     assert not await registry.verify("a", token)
 
 
@@ -255,7 +257,7 @@ def in_files(folder: Path) -> bytes:
 
 
 async def test_tokens_are_in_no_file_no_log_and_no_error(
-    opened: Open, tmp_path: Path, redis_server: Server, caplog: pytest.LogCaptureFixture
+    opened: Open, tmp_path: Path, redis_server: ValkeyServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG):
         async with opened(mode="invitation") as registry:

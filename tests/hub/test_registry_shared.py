@@ -13,8 +13,10 @@ from headgate import StoreAway
 from headgate.hub.agents.registry import Registry
 from headgate.stores.redis import agents as module
 from tests.support.cluster import steady_cluster
-from tests.support.registry import in_redis, refused, revocations, until
-from tests.support.valkey import Server
+from tests.support.event_loop import take_turns, wait_until
+from tests.support.refusals import request_error
+from tests.support.registry import redis_registry, revocations
+from tests.support.valkey import DURABLE, ValkeyServer
 
 
 @pytest.fixture
@@ -23,22 +25,24 @@ def prefix() -> str:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server() -> Iterator[ValkeyServer]:
     """A server of its own, to be killed or stopped, that forgets nothing."""
-    with Server("--appendonly", "yes", "--appendfsync", "always") as server:
+    with ValkeyServer(*DURABLE) as server:
         yield server
 
 
 # Several hubs over one server -----------------------------------------------------------------------------------------
 
 
-async def test_two_hubs_know_the_same_agents_and_hear_of_each_others_changes(redis_server: Server, prefix: str) -> None:
-    async with in_redis(redis_server.url, prefix) as one, in_redis(redis_server.url, prefix) as other:
+async def test_two_hubs_know_the_same_agents_and_hear_of_each_others_changes(
+    redis_server: ValkeyServer, prefix: str
+) -> None:
+    async with redis_registry(redis_server.url, prefix) as one, redis_registry(redis_server.url, prefix) as other:
         heard = {"one": revocations(one), "other": revocations(other)}
         token = await one.register("a")
         assert await other.verify("a", token)
         assert await other.owner(token) == "a"
-        assert await refused(other.register("a")) == (409, "exists")
+        assert await request_error(other.register("a")) == (409, "exists")
         both = await asyncio.gather(
             *[hub.register("b") for hub in (one, other) for _ in range(25)], return_exceptions=True
         )
@@ -49,28 +53,28 @@ async def test_two_hubs_know_the_same_agents_and_hear_of_each_others_changes(red
         await other.revoke("a")
         assert not await one.verify("a", new)
         await one.revoke("b")
-        await until(lambda: heard["one"] == ["a", "a", "b"], "what the one hears")
-        await until(lambda: heard["other"] == ["a", "a", "b"], "what the other hears")
+        await wait_until(lambda: heard["one"] == ["a", "a", "b"], "what the one hears")
+        await wait_until(lambda: heard["other"] == ["a", "a", "b"], "what the other hears")
 
 
-async def test_hubs_under_other_prefixes_have_other_agents(redis_server: Server, prefix: str) -> None:
-    async with in_redis(redis_server.url, prefix) as one, in_redis(redis_server.url, prefix + "x") as other:
+async def test_hubs_under_other_prefixes_have_other_agents(redis_server: ValkeyServer, prefix: str) -> None:
+    async with redis_registry(redis_server.url, prefix) as one, redis_registry(redis_server.url, prefix + "x") as other:
         token = await one.register("a")
         assert not await other.verify("a", token)
         await other.register("a")
 
 
 async def test_revocations_missed_while_disconnected_are_announced_once(
-    redis_server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+    redis_server: ValkeyServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_PAGE", 2)
     monkeypatch.setattr(module, "_POLL_AFTER", 3600)
-    async with in_redis(redis_server.url, prefix) as one, in_redis(redis_server.url, prefix) as other:
+    async with redis_registry(redis_server.url, prefix) as one, redis_registry(redis_server.url, prefix) as other:
         heard = revocations(one)
         for name in "abcdef":
             await other.register(name)
         await other.revoke("a")
-        await until(lambda: heard == ["a"], "the first revocation")
+        await wait_until(lambda: heard == ["a"], "the first revocation")
         roll: Any = one._store
         await roll.close()  # it hears no more
         for name in "bcdef":
@@ -79,27 +83,27 @@ async def test_revocations_missed_while_disconnected_are_announced_once(
         await one.rotate("c")  # one's own is told at once
         assert heard == ["a", "c"]
         roll._follower = asyncio.create_task(roll._follow())
-        await until(lambda: len(heard) == 6, "what was missed")
+        await wait_until(lambda: len(heard) == 6, "what was missed")
         await other.revoke("f")
-        await until(lambda: len(heard) == 7, "what comes after it")
+        await wait_until(lambda: len(heard) == 7, "what comes after it")
         assert heard == ["a", "c", "d", "e", "f", "b", "f"]
 
 
 async def test_changes_are_polled_when_a_connection_dies_silently(
-    redis_server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+    redis_server: ValkeyServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_POLL_AFTER", 0.05)
-    async with in_redis(redis_server.url, prefix) as one:
+    async with redis_registry(redis_server.url, prefix) as one:
         heard = revocations(one)
         await one.register("a")
         with redis_server.client() as client:  # a change of which no message comes
             client.zadd(f"{prefix.rstrip(':')}-admin:{{agents}}1:changes", {"a": 5e15})
-        await until(lambda: heard == ["a"], "what nobody said")
+        await wait_until(lambda: heard == ["a"], "what nobody said")
 
 
-async def test_a_token_revoked_during_its_lookup_is_invalid(redis_server: Server, prefix: str) -> None:
+async def test_a_token_revoked_during_its_lookup_is_invalid(redis_server: ValkeyServer, prefix: str) -> None:
     """The news may come before the answer: whoever relied on that would have missed them."""
-    async with in_redis(redis_server.url, prefix) as registry:
+    async with redis_registry(redis_server.url, prefix) as registry:
         roll: Any = registry._store
         ask, revoke = roll._ask, registry.revoke
         for name, look_up in (("a", registry.verify), ("b", lambda _name, token: registry.owner(token))):
@@ -116,10 +120,9 @@ async def test_a_token_revoked_during_its_lookup_is_invalid(redis_server: Server
 
 
 @pytest.mark.parametrize("turns", range(24))
-async def test_closing_ends_the_follower_wherever_it_is(redis_server: Server, prefix: str, turns: int) -> None:
-    async with in_redis(redis_server.url, prefix) as registry:
-        for _ in range(turns):
-            await asyncio.sleep(0)
+async def test_closing_ends_the_follower_wherever_it_is(redis_server: ValkeyServer, prefix: str, turns: int) -> None:
+    async with redis_registry(redis_server.url, prefix) as registry:
+        await take_turns(turns)
     agents: Any = registry._store
     assert agents._follower.done()
 
@@ -128,21 +131,21 @@ async def test_closing_ends_the_follower_wherever_it_is(redis_server: Server, pr
 async def test_agents_in_a_cluster() -> None:
     with steady_cluster() as nodes:
         url = f"redis+cluster://127.0.0.1:{nodes[0].port},127.0.0.1:{nodes[1].port}"
-        async with in_redis(url, "hubs:") as one, in_redis(url, "hubs:") as other:
+        async with redis_registry(url, "hubs:") as one, redis_registry(url, "hubs:") as other:
             heard = revocations(one)
             token = await one.register("a")
             assert await other.verify("a", token)
             assert await other.owner(token) == "a"
             assert [registered.agent for registered in await other.agents()] == ["a"]
             await other.revoke("a")
-            await until(lambda: heard == ["a"], "the revocation")
+            await wait_until(lambda: heard == ["a"], "the revocation")
 
 
 # The server is away ---------------------------------------------------------------------------------------------------
 
 
-async def test_during_an_outage_only_known_agents_are_verified(server: Server) -> None:
-    async with in_redis(server.url, "hubs:") as one, in_redis(server.url, "hubs:") as other:
+async def test_during_an_outage_only_known_agents_are_verified(server: ValkeyServer) -> None:
+    async with redis_registry(server.url, "hubs:") as one, redis_registry(server.url, "hubs:") as other:
         heard = revocations(one)
         known, unseen = await one.register("known"), await one.register("unseen")
         rotated, revoked = await one.register("rotated"), await one.register("revoked")
@@ -152,7 +155,7 @@ async def test_during_an_outage_only_known_agents_are_verified(server: Server) -
         assert await one.owner(by_token) == "by-token"
         await other.rotate("rotated")
         await other.revoke("revoked")
-        await until(lambda: heard == ["rotated", "revoked"], "the news")
+        await wait_until(lambda: heard == ["rotated", "revoked"], "the news")
         server.kill()
         assert await one.verify("known", known)
         assert (await one.owner(known), await one.owner(by_token)) == ("known", "by-token")
@@ -175,17 +178,17 @@ async def test_during_an_outage_only_known_agents_are_verified(server: Server) -
             with pytest.raises(StoreAway):
                 await away
         server.start()
-        await until(lambda: _back(one, "known", known), "the server")
+        await wait_until(lambda: server_answers(one, "known", known), "the server")
         assert not await one.verify("revoked", revoked)
         assert await one.verify("unseen", unseen)
-        await until(lambda: _back(other, "known", known), "the server")
+        await wait_until(lambda: server_answers(other, "known", known), "the server")
         heard.clear()
         await other.revoke("known")
-        await until(lambda: heard == ["known"], "the news, over another connection")
+        await wait_until(lambda: heard == ["known"], "the news, over another connection")
         assert not await one.verify("known", known)
 
 
-async def _back(registry: Registry, agent: str, token: str) -> bool:
+async def server_answers(registry: Registry, agent: str, token: str) -> bool:
     """Whether the server answers again."""
     try:
         return [one.agent for one in await registry.agents()] != [] and await registry.verify(agent, token)
@@ -193,8 +196,8 @@ async def _back(registry: Registry, agent: str, token: str) -> bool:
         return False
 
 
-async def test_a_refused_token_is_not_verified_during_an_outage(server: Server) -> None:
-    async with in_redis(server.url, "hubs:") as registry:
+async def test_a_refused_token_is_not_verified_during_an_outage(server: ValkeyServer) -> None:
+    async with redis_registry(server.url, "hubs:") as registry:
         roll: Any = registry._store
         tokens = {name: await registry.register(name) for name in "ab"}
         for name, token in tokens.items():
@@ -213,10 +216,10 @@ async def test_a_refused_token_is_not_verified_during_an_outage(server: Server) 
 
 
 async def test_the_cache_is_bounded_to_the_latest_agents(
-    redis_server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+    redis_server: ValkeyServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MAX_REMEMBERED", 3)
-    async with in_redis(redis_server.url, prefix) as registry:
+    async with redis_registry(redis_server.url, prefix) as registry:
         roll: Any = registry._store
         tokens = {name: await registry.register(name) for name in "abcde"}
         for name in "abcade":
@@ -230,69 +233,71 @@ async def test_the_cache_is_bounded_to_the_latest_agents(
 
 
 @asynccontextmanager
-async def impatient(server: Server, agent: str) -> AsyncIterator[tuple[Registry, str]]:
+async def impatient_registry(server: ValkeyServer, agent: str) -> AsyncIterator[tuple[Registry, str]]:
     """A registry that doesn't wait long for the server, and has just verified an agent by the token."""
-    async with in_redis(server.url, "hubs:") as patient:
+    async with redis_registry(server.url, "hubs:") as patient:
         token = await patient.register(agent)
-    async with in_redis(server.url, "hubs:", timeout=0.25) as registry:
-        await until(lambda: _back(registry, agent, token), "the server, as soon as the machine is quick enough")
+    async with redis_registry(server.url, "hubs:", timeout=0.25) as registry:
+        await wait_until(
+            lambda: server_answers(registry, agent, token), "the server, as soon as the machine is quick enough"
+        )
         yield registry, token
 
 
-async def test_a_server_that_hangs_does_not_delay_every_caller(server: Server) -> None:
-    async with impatient(server, "a") as (registry, token):
+async def test_a_server_that_hangs_does_not_delay_every_caller(server: ValkeyServer) -> None:
+    async with impatient_registry(server, "a") as (registry, token):
         roll: Any = registry._store
         client, asked = roll._clients.aclient, []
 
-        async def noting() -> Any:
+        async def note_lookup() -> Any:
             asked.append(True)
             return await client()
 
         server.signal(signal.SIGSTOP)
-        roll._clients.aclient = noting
+        roll._clients.aclient = note_lookup
         answers = await asyncio.gather(*[registry.verify("a", token) for _ in range(500)])
         assert answers == [True] * 500
         assert 1 <= len(asked) < 100  # as many as ask at the same time, and now and then one more
         server.signal(signal.SIGCONT)
-        await until(lambda: _back(registry, "a", token), "the server")
+        await wait_until(lambda: server_answers(registry, "a", token), "the server")
 
 
-async def test_many_concurrent_lookups_use_few_connections(server: Server) -> None:
-    async with in_redis(server.url, "hubs:") as registry:
+async def test_many_concurrent_lookups_use_few_connections(server: ValkeyServer) -> None:
+    async with redis_registry(server.url, "hubs:") as registry:
         token = await registry.register("a")
         assert all(await asyncio.gather(*[registry.verify("a", token) for _ in range(500)]))
         with server.client() as client:
             assert client.info()["connected_clients"] < 25
 
 
-async def test_a_hub_started_during_an_outage_follows_changes_afterwards(server: Server) -> None:
-    async with in_redis(server.url, "hubs:") as early:
+async def test_a_hub_started_during_an_outage_follows_changes_afterwards(server: ValkeyServer) -> None:
+    async with redis_registry(server.url, "hubs:") as early:
         token = await early.register("a")
     server.kill()
-    async with in_redis(server.url, "hubs:") as registry:
+    async with redis_registry(server.url, "hubs:") as registry:
         heard = revocations(registry)
         with pytest.raises(StoreAway):
             await registry.verify("a", token)
         server.start()
-        await until(lambda: _back(registry, "a", token), "the server")
-        async with in_redis(server.url, "hubs:") as other:
+        await wait_until(lambda: server_answers(registry, "a", token), "the server")
+        async with redis_registry(server.url, "hubs:") as other:
             await other.revoke("a")
-        await until(lambda: heard == ["a"], "the revocation")
+        await wait_until(lambda: heard == ["a"], "the revocation")
 
 
 @pytest.mark.long
-async def test_a_change_whose_answer_timed_out_is_announced(server: Server) -> None:
-    async with impatient(server, "a") as (registry, token):
+async def test_a_change_whose_answer_timed_out_is_announced(server: ValkeyServer) -> None:
+    async with impatient_registry(server, "a") as (registry, token):
         heard = revocations(registry)
         server.signal(signal.SIGSTOP)
         with pytest.raises(StoreAway):
             await registry.revoke("a")  # which waits in the server's socket, and is carried out later
         server.signal(signal.SIGCONT)
-        await until(lambda: heard == ["a"], "the revocation")
-        await until(lambda: _gone(registry, token), "the token")
+        await wait_until(lambda: heard == ["a"], "the revocation")
+        await wait_until(lambda: is_revoked(registry, token), "the token")
 
 
-async def _gone(registry: Registry, token: str) -> bool:
+async def is_revoked(registry: Registry, token: str) -> bool:
     try:
         return await registry.owner(token) is None
     except StoreAway:

@@ -50,8 +50,8 @@ def test_b2_a_connection_that_does_not_identify_is_closed() -> None:
         wrong.hello("alice", "wrong")
         with hub.stranger() as later:
             hub.clock.advance(0.001)
-            assert late.ended() == (1008, "no HELLO that could be proved within 10 s")
-            assert wrong.ended()[0] == 1008
+            assert late.read_close() == (1008, "no HELLO that could be proved within 10 s")
+            assert wrong.read_close()[0] == 1008
             assert later.hello("alice").type == wire.MESSAGE_TYPE_WELCOME
             hub.clock.advance(100)
             assert later.say("bob", b"later").type == ACK
@@ -77,11 +77,11 @@ def test_d3_a_blocked_address_is_told_to_wait_a_day() -> None:
 
 
 def test_hello_during_an_outage_is_answered_with_unavailable() -> None:
-    class Away(RelayHub):
+    class AwayHub(RelayHub):
         async def verify(self, address: str, token: str) -> bool:
             raise StoreAway("the server is away")
 
-    with Away() as hub, hub.stranger() as agent:
+    with AwayHub() as hub, hub.stranger() as agent:
         answer = agent.hello("alice")
         assert (answer.type, answer.error.code) == (ERROR, "unavailable")
         assert hub.relay.connections == 1
@@ -93,7 +93,7 @@ def test_an_address_has_so_many_connections() -> None:
             answer = third.hello("alice")
             assert (answer.type, answer.error.code) == (ERROR, "too_many_connections")
             assert answer.error.detail == "'alice' has 2 connections, and may have no more"
-            assert third.ended() == (1013, "too many connections of this address")
+            assert third.read_close() == (1013, "too many connections of this address")
         wait_for(lambda: hub.relay.connections == 2, "room")
         with hub.agent("alice"):
             pass
@@ -256,7 +256,7 @@ def test_an_address_without_a_connection_is_unreachable() -> None:
 
 
 @contextmanager
-def overflowing(hub: RelayHub, alice: RelayAgent) -> Iterator[tuple[RelayAgent, list[str]]]:
+def overflowing_connection(hub: RelayHub, alice: RelayAgent) -> Iterator[tuple[RelayAgent, list[str]]]:
     """A connection of bob's that doesn't read, when no more waits for it than may; and what was acknowledged."""
     with hub.agent("bob", max_queue=1) as bob:
         taken: list[str] = []
@@ -270,7 +270,11 @@ def overflowing(hub: RelayHub, alice: RelayAgent) -> Iterator[tuple[RelayAgent, 
 
 
 def test_a_slow_reader_delays_nobody() -> None:
-    with RelayHub(rate="off", room=3) as hub, hub.agent("alice") as alice, overflowing(hub, alice) as (bob, taken):
+    with (
+        RelayHub(rate="off", room=3) as hub,
+        hub.agent("alice") as alice,
+        overflowing_connection(hub, alice) as (bob, taken),
+    ):
         assert alice.say("bob").error.code == "busy"
         assert alice.say("alice").type == ACK
         alice.read()
@@ -288,48 +292,52 @@ def test_an_agent_with_a_revoked_token_is_dropped() -> None:
         hub.server.call(hub.revoke, "alice")
         hub.server.call(hub.revoke, "nobody")
         for agent in (one, other):
-            assert agent.ended() == (1008, "the token of this agent was revoked or replaced")
+            assert agent.read_close() == (1008, "the token of this agent was revoked or replaced")
         assert bob.say("alice").error.code == "unreachable"
         wait_for(lambda: hub.relay.connections == 1, "the connections to be gone")
 
 
 def test_a_token_revoked_during_hello_lets_nobody_in() -> None:
-    class Revoking(RelayHub):
+    class RevokingHub(RelayHub):
         async def verify(self, address: str, token: str) -> bool:
             valid = await super().verify(address, token)
             self.revoke(address)
             return valid
 
-    with Revoking() as hub, hub.stranger() as agent:
+    with RevokingHub() as hub, hub.stranger() as agent:
         assert agent.hello("alice").error.code == "unauthorized"
 
 
 def test_a_token_revoked_after_its_lookup_lets_nobody_in() -> None:
     """As while an address with many wrong tokens is refunded for a valid one."""
 
-    class Slow(Authentication):
+    class RevokingAuthentication(Authentication):
         async def attempt(self, address: str, token: str, look_up: Any) -> Any:
             found = await super().attempt(address, token, look_up)
             if "alice" in hub.tokens:
                 hub.revoke("alice")
             return found
 
-    with RelayHub(authentication=Slow(Gate())) as hub, hub.stranger() as agent:
+    with RelayHub(authentication=RevokingAuthentication(Gate())) as hub, hub.stranger() as agent:
         assert agent.hello("alice").error.code == "unauthorized"
         assert hub.tokens.keys() == {"bob", "carol"}
 
 
 def test_an_envelope_in_flight_when_its_sender_is_dropped_is_discarded() -> None:
-    class Dropping(Limiter):
+    class DroppingLimiter(Limiter):
         async def acheck(self, key: str, *args: Any, **options: Any) -> Decision:
             if key == "alice":
                 hub.relay.drop(key)
                 await asyncio.sleep(0)
             return await super().acheck(key, *args, **options)
 
-    with RelayHub(limiter=Dropping("1/second burst 10")) as hub, hub.agent("alice") as alice, hub.agent("bob") as bob:
+    with (
+        RelayHub(limiter=DroppingLimiter("1/second burst 10")) as hub,
+        hub.agent("alice") as alice,
+        hub.agent("bob") as bob,
+    ):
         alice.socket.send(hub.data("bob", b"too late").SerializeToString())
-        assert alice.ended()[0] == 1008
+        assert alice.read_close()[0] == 1008
         bob.socket.send(hub.data("bob", b"next").SerializeToString())
         assert {bob.read().data.body, bob.read().data.body} == {b"", b"next"}, "the acknowledgement, and this alone"
 
@@ -348,30 +356,38 @@ def test_a_stopping_hub_says_when_to_reconnect() -> None:
     waits = count(3000, 500)
     with RelayHub() as hub, hub.agent("alice") as alice, hub.stranger() as stranger:
         hub.server.run(hub.relay.drain(lambda: next(waits)))
-        told = {alice.ended(), stranger.ended()}
+        told = {alice.read_close(), stranger.read_close()}
         assert told == {(1012, "restarting; retry in 3000 ms"), (1012, "restarting; retry in 3500 ms")}
         with hub.stranger() as late:
-            assert late.ended() == (1012, "restarting; retry in 4000 ms")
+            assert late.read_close() == (1012, "restarting; retry in 4000 ms")
         wait_for(lambda: hub.relay.connections == 0, "the connections to be gone")
 
 
 def test_a_stopping_hub_sends_acknowledged_envelopes(monkeypatch: pytest.MonkeyPatch) -> None:
     for patience in ("_FLUSH", "_DRAIN"):
         monkeypatch.setattr(f"headgate.hub.sockets.relay.{patience}", PATIENCE)
-    with RelayHub(rate="off", room=3) as hub, hub.agent("alice") as alice, overflowing(hub, alice) as (bob, taken):
+    with (
+        RelayHub(rate="off", room=3) as hub,
+        hub.agent("alice") as alice,
+        overflowing_connection(hub, alice) as (bob, taken),
+    ):
         with ThreadPoolExecutor() as threads:
             drained = threads.submit(hub.server.run, hub.relay.drain(lambda: 1))
-            assert alice.ended()[0] == 1012
+            assert alice.read_close()[0] == 1012
             bob.socket.send(hub.data("bob", b"neither passed on nor acknowledged").SerializeToString())
             assert [bob.read().id for _ in taken] == taken
             drained.result()
-        assert bob.ended()[0] == 1012
+        assert bob.read_close()[0] == 1012
 
 
 def test_a_stopping_hub_does_not_wait_for_slow_readers() -> None:
-    with RelayHub(rate="off", room=3) as hub, hub.agent("alice") as alice, overflowing(hub, alice) as (bob, _):
+    with (
+        RelayHub(rate="off", room=3) as hub,
+        hub.agent("alice") as alice,
+        overflowing_connection(hub, alice) as (bob, _),
+    ):
         hub.server.run(hub.relay.drain(lambda: 1))
-        assert alice.ended()[0] == 1012
+        assert alice.read_close()[0] == 1012
         bob.socket.socket.close()
 
 

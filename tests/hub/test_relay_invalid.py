@@ -51,7 +51,7 @@ def test_b9_ten_invalid_envelopes_within_a_minute_close_the_connection() -> None
         for agent in (alice, stranger):
             for frame in frames[:10]:
                 assert agent.ask(frame).type == ERROR
-            assert agent.ended() == (1008, "10 invalid envelopes within a minute")
+            assert agent.read_close() == (1008, "10 invalid envelopes within a minute")
         wait_for(lambda: hub.relay.connections == 0, "the connections to be gone")
 
 
@@ -62,7 +62,7 @@ def test_b9_ten_invalid_envelopes_over_more_than_a_minute_do_not_close_it() -> N
                 assert agent.ask(GARBAGE).type == ERROR
         hub.clock.advance(59.999999)
         assert one.ask(GARBAGE).type == ERROR
-        assert one.ended()[0] == 1008
+        assert one.read_close()[0] == 1008
         hub.clock.advance(0.000001)
         for _ in range(9):
             assert other.ask(GARBAGE).type == ERROR
@@ -80,7 +80,7 @@ def test_b9_denials_never_close_and_do_not_count_as_invalid() -> None:
         assert alice.ask(GARBAGE).type == ERROR
         alice.spend(1)
         assert alice.ask(GARBAGE).type == ERROR
-        assert alice.ended()[0] == 1008
+        assert alice.read_close()[0] == 1008
 
 
 def test_b11_a_run_of_denials_is_read_more_slowly() -> None:
@@ -101,7 +101,7 @@ def test_b11_a_run_of_denials_is_read_more_slowly() -> None:
 # Anything at all -----------------------------------------------------------------------------------------------------
 
 
-def mutated(chance: random.Random, frame: bytes) -> bytes:
+def mutate(chance: random.Random, frame: bytes) -> bytes:
     """A frame with something cut out, put in, changed or said twice."""
     for _ in range(chance.randint(1, 2)):
         start, end = sorted(chance.randrange(len(frame) + 1) for _ in range(2))
@@ -144,7 +144,7 @@ def fuzz(chance: random.Random, hub: RelayHub) -> bytes | str:
     if kind < 6:
         return random_envelope(chance).SerializeToString()
     frame = hub.data(chance.choice(["alice", "bob", "nobody"]), chance.randbytes(30)).SerializeToString()
-    return frame if kind == 6 else mutated(chance, frame)
+    return frame if kind == 6 else mutate(chance, frame)
 
 
 def test_fuzzed_envelopes_do_no_harm(caplog: pytest.LogCaptureFixture) -> None:

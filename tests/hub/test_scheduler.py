@@ -11,7 +11,9 @@ import pytest
 from headgate.hub.errors import RequestError
 from headgate.hub.storage.database import DatabaseError
 from headgate.hub.tasks.task import Task
-from tests.support.scheduler import MICROSECOND, SchedulerHarness, changes, open_harness, refused, watch
+from tests.support.event_loop import take_turns
+from tests.support.refusals import request_error
+from tests.support.scheduler import MICROSECOND, SchedulerHarness, count_changes, open_harness, record_changes
 from tests.support.valkey import PATIENCE
 
 # The course of a task ------------------------------------------------------------------------------------------------
@@ -74,13 +76,13 @@ async def test_a_hundred_tasks_at_once_go_to_a_hundred_agents(harness: Scheduler
 
 
 async def test_a_busy_agent_gets_no_task_until_it_is_idle(harness: SchedulerHarness) -> None:
-    await harness.database.run(watch)
+    await harness.database.run(record_changes)
     await harness.arrive("a", "b")
     harness.scheduler.set_available("a", False)
     assert not harness.scheduler.is_idle("a")
     one, two = await harness.add(), await harness.add()
     assert harness.told == [("b", one)]
-    assert await harness.database.run(changes) == 1
+    assert await harness.database.run(count_changes) == 1
     harness.scheduler.set_available("a", False)
     harness.scheduler.set_available("a", True)
     await harness.settle()
@@ -114,15 +116,15 @@ async def test_only_the_holder_changes_a_task(harness: SchedulerHarness) -> None
         ]
 
     for agent in ("b", "boss", ""):
-        assert [await refused(frame) for frame in frames(agent, task)] == [(409, "not_yours")] * 6
+        assert [await request_error(frame, "expected") for frame in frames(agent, task)] == [(409, "not_yours")] * 6
     for unknown in ("", "x" * 32, "é", "\ud800", "'; --"):
-        assert [await refused(frame) for frame in frames("a", unknown)] == [(404, "unknown_task")] * 6
+        assert [await request_error(frame, "expected") for frame in frames("a", unknown)] == [(404, "unknown_task")] * 6
         assert await scheduler.find(unknown) is None
     await scheduler.accept("a", task)
-    assert await refused(scheduler.accept("a", task)) == (409, "not_possible")
+    assert await request_error(scheduler.accept("a", task), "expected") == (409, "not_possible")
     await scheduler.complete("a", task, b"1")
-    assert [await refused(frame) for frame in frames("a", task)] == [(409, "not_possible")] * 6
-    assert [await refused(frame) for frame in frames("b", task)] == [(409, "not_yours")] * 6
+    assert [await request_error(frame, "expected") for frame in frames("a", task)] == [(409, "not_possible")] * 6
+    assert [await request_error(frame, "expected") for frame in frames("b", task)] == [(409, "not_yours")] * 6
     assert (await harness.task(task)).outcome == msgspec.Raw(b"1")
 
 
@@ -305,13 +307,13 @@ async def test_a_full_queue_refuses_tasks_even_when_many_come_at_once(elsewhere:
             *[harness.scheduler.add("boss", b"1") for _ in range(10)], return_exceptions=True
         )
         assert [isinstance(answer, Task) for answer in answers] == [True] * 3 + [False] * 7
-        assert await refused(harness.scheduler.add("boss", b"1")) == (503, "queue_full")
+        assert await request_error(harness.scheduler.add("boss", b"1"), "expected") == (503, "queue_full")
         await harness.arrive("a")
         await harness.add()
         assert harness.counts() == {"queued": 3, "assigned": 1}
         await harness.leave("a")  # what has been taken once is never refused
         assert harness.scheduler.counts()["queued"] == 4
-        assert await refused(harness.scheduler.add("boss", b"1")) == (503, "queue_full")
+        assert await request_error(harness.scheduler.add("boss", b"1"), "expected") == (503, "queue_full")
 
 
 async def test_one_agent_does_not_fill_the_queue(path: Path) -> None:
@@ -319,19 +321,23 @@ async def test_one_agent_does_not_fill_the_queue(path: Path) -> None:
         add = harness.scheduler.add
         answers = await asyncio.gather(*[add("greedy", b"1") for _ in range(5)], return_exceptions=True)
         assert [isinstance(answer, Task) for answer in answers] == [True] * 2 + [False] * 3
-        assert await refused(add("greedy", b"1")) == (409, "too_many_tasks")
+        assert await request_error(add("greedy", b"1"), "expected") == (409, "too_many_tasks")
         for _ in range(3):
             await add("", b"1")  # the admin
         await add("other", b"1")
     async with open_harness(path, most_per_agent=2) as harness:
-        assert await refused(harness.scheduler.add("greedy", b"1")) == (409, "too_many_tasks"), "after a restart"
+        assert await request_error(harness.scheduler.add("greedy", b"1"), "expected") == (409, "too_many_tasks"), (
+            "after a restart"
+        )
         await harness.arrive("a")
         ((_, first),) = harness.told
         await harness.scheduler.accept("a", first)
-        assert await refused(harness.scheduler.add("greedy", b"1")) == (409, "too_many_tasks"), "it isn't finished"
+        assert await request_error(harness.scheduler.add("greedy", b"1"), "expected") == (409, "too_many_tasks"), (
+            "it isn't finished"
+        )
         await harness.scheduler.complete("a", first, None)
         await harness.scheduler.add("greedy", b"1")
-        assert await refused(harness.scheduler.add("greedy", b"1")) == (409, "too_many_tasks")
+        assert await request_error(harness.scheduler.add("greedy", b"1"), "expected") == (409, "too_many_tasks")
 
 
 async def test_tasks_count_for_the_admin_after_their_agents_were_dropped(path: Path) -> None:
@@ -339,8 +345,7 @@ async def test_tasks_count_for_the_admin_after_their_agents_were_dropped(path: P
         add = harness.scheduler.add
         await add("a", b"1")
         under_way = asyncio.create_task(add("a", b"2"))
-        for _ in range(3):
-            await asyncio.sleep(0)  # it is in the queue of the database
+        await take_turns(3)  # it is in the queue of the database
         await harness.scheduler.drop_agent_data()
         await under_way
         assert harness.scheduler._unfinished == {"": 2}
@@ -370,11 +375,11 @@ async def test_the_admin_has_room_in_a_queue_that_agents_have_filled(most: int, 
         add = harness.scheduler.add
         for _ in range(most):
             await add("greedy", b"1")
-        assert await refused(add("other", b"1")) == (503, "queue_full")
+        assert await request_error(add("other", b"1"), "expected") == (503, "queue_full")
         for _ in range(reserve):
             await add("", b"1")
-        assert await refused(add("", b"1")) == (503, "queue_full")
-        assert await refused(add("other", b"1")) == (503, "queue_full")
+        assert await request_error(add("", b"1"), "expected") == (503, "queue_full")
+        assert await request_error(add("other", b"1"), "expected") == (503, "queue_full")
 
 
 async def test_finished_tasks_are_forgotten_oldest_first(path: Path) -> None:
@@ -389,7 +394,7 @@ async def test_finished_tasks_are_forgotten_oldest_first(path: Path) -> None:
         assert [task.task_id for task in await harness.scheduler.tasks()] == [tasks[4], tasks[3], tasks[1]]
         assert harness.counts() == {"completed": 2, "failed": 1}
         assert await harness.scheduler.find(tasks[0]) is None
-        assert await refused(harness.scheduler.complete("a", tasks[0], None)) == (404, "unknown_task")
+        assert await request_error(harness.scheduler.complete("a", tasks[0], None), "expected") == (404, "unknown_task")
     async with open_harness(path, most_finished=2) as harness:
         await harness.settle()
         assert [task.task_id for task in await harness.scheduler.tasks()] == [tasks[4], tasks[1]]
@@ -419,6 +424,6 @@ async def test_tasks_are_listed_newest_first(harness: SchedulerHarness) -> None:
     assert await ids(limit=2, before=more[3]) == [more[2], more[1]]
     assert await ids(before=one) == [zero]
     assert await ids(of="x", before=more[0]) == [zero]
-    assert await refused(harness.scheduler.tasks(before="\ud800")) == (404, "unknown_task")
-    assert await refused(harness.scheduler.tasks(before="nothing")) == (404, "unknown_task")
-    assert await refused(harness.scheduler.tasks(state="lost")) == (400, "invalid")
+    assert await request_error(harness.scheduler.tasks(before="\ud800"), "expected") == (404, "unknown_task")
+    assert await request_error(harness.scheduler.tasks(before="nothing"), "expected") == (404, "unknown_task")
+    assert await request_error(harness.scheduler.tasks(state="lost"), "expected") == (400, "invalid")

@@ -15,7 +15,8 @@ from headgate.hub.storage.database import Database, DatabaseError
 from headgate.hub.tasks.task import STATES, Task, TaskTable
 from headgate.limits.violations import Standing
 from headgate.stores.base import Offence
-from tests.support.scheduler import TURNS, SchedulerHarness, changes, open_harness, refused, some, watch
+from tests.support.refusals import request_error
+from tests.support.scheduler import TURNS, SchedulerHarness, count_changes, let_run, open_harness, record_changes
 from tests.support.valkey import PATIENCE
 from tests.support.wrapped_store import WrappedStore
 
@@ -54,9 +55,9 @@ def test_b5_nothing_is_lost_when_the_hub_dies_at_any_moment(tmp_path: Path) -> N
                 harness.scheduler.agent_connected(agent)
             tasks = [asyncio.ensure_future(harness.scheduler.add("boss", b"1")) for _ in range(3)]
             await asyncio.gather(*tasks)
-            await some(harness, turns)
+            await let_run(harness, turns)
             harness.scheduler.agent_disconnected("a")
-            await some(harness, turns % 4)
+            await let_run(harness, turns % 4)
             await harness.cut()
 
     async def live(path: Path) -> None:
@@ -141,7 +142,7 @@ async def test_a_failed_assignment_or_release_is_retried(on_file: SchedulerHarne
         await on_file.leave("b")
         await on_file.arrive("b")
         assert not on_file.scheduler.is_idle("b")  # its former task is still its own, as far as the database knows
-    assert await refused(on_file.scheduler.complete("b", one, None)) == (409, "not_yours")
+    assert await request_error(on_file.scheduler.complete("b", one, None), "expected") == (409, "not_yours")
     await on_file.advance(1)
     assert on_file.told == [("a", one), ("b", one), ("b", one)]
     await on_file.work("b", one)
@@ -204,7 +205,7 @@ async def test_a_failed_cleanup_is_made_up_for_by_the_next(elsewhere: bool) -> N
 
 
 async def test_a_failing_store_delays_assignments() -> None:
-    class Failing(WrappedStore):
+    class FailingStore(WrappedStore):
         failing = True
 
         async def astanding(self, offence: Offence) -> Standing:
@@ -214,7 +215,7 @@ async def test_a_failing_store_delays_assignments() -> None:
             return found
 
     clock = ManualClock()
-    store = Failing(clock=clock)
+    store = FailingStore(clock=clock)
     with closing(Database()) as database, closing(Gate(Policy(), store=store)) as gate:
         harness = SchedulerHarness(database, gate, clock)
         await harness.scheduler.start()
@@ -232,12 +233,12 @@ async def test_a_failing_store_delays_assignments() -> None:
 async def test_closing_finishes_changes_in_progress_and_starts_none(turns: int) -> None:
     async with open_harness() as harness:
         scheduler = harness.scheduler
-        await harness.database.run(watch)
+        await harness.database.run(record_changes)
         await harness.arrive("a")
         one = await harness.add()
         scheduler.agent_connected("b")
         adding = asyncio.ensure_future(scheduler.add("boss", b"1"))
-        await some(harness, turns)
+        await let_run(harness, turns)
         closing_it = asyncio.ensure_future(scheduler.close())
         await asyncio.sleep(0)
         told = list(harness.told)
@@ -245,7 +246,7 @@ async def test_closing_finishes_changes_in_progress_and_starts_none(turns: int) 
         await closing_it
         assert asyncio.all_tasks() == {asyncio.current_task()}
         assert harness.told == told
-        written = await harness.database.run(changes)
+        written = await harness.database.run(count_changes)
         for request in (
             scheduler.add("boss", b"1"),
             scheduler.find(one),
@@ -253,7 +254,7 @@ async def test_closing_finishes_changes_in_progress_and_starts_none(turns: int) 
             scheduler.complete("a", one, None),
             scheduler.recover("a", one),
         ):
-            assert await refused(request) == (503, "stopping")
+            assert await request_error(request, "expected") == (503, "stopping")
         scheduler.agent_disconnected("a")
         scheduler.agent_connected("c")
         scheduler.set_available("c", True)
@@ -261,7 +262,7 @@ async def test_closing_finishes_changes_in_progress_and_starts_none(turns: int) 
         harness.clock.advance(1000)
         await harness.settle()
         assert harness.told == told
-        assert await harness.database.run(changes) == written
+        assert await harness.database.run(count_changes) == written
         again = SchedulerHarness(harness.database, harness.gate, harness.clock)
         await again.scheduler.start()
         assert again.scheduler.counts()["queued"] == 1 + isinstance(two, Task)

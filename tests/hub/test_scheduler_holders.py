@@ -4,7 +4,8 @@ import pytest
 from msgspec import Raw
 
 from headgate.hub.tasks.task import Task
-from tests.support.scheduler import MICROSECOND, SchedulerHarness, open_harness, refused
+from tests.support.refusals import request_error
+from tests.support.scheduler import MICROSECOND, SchedulerHarness, open_harness
 
 # Agents that go, or don't answer -------------------------------------------------------------------------------------
 
@@ -23,7 +24,7 @@ async def test_b5_the_task_of_an_agent_that_left_is_assigned_next(accepted: bool
     await harness.arrive("b", "a")
     assert harness.told == [("a", one), ("b", one), ("a", two)]
     assert (await harness.task(one)).attempt == 2
-    assert await refused(harness.scheduler.complete("a", one, b"1")) == (409, "not_yours")
+    assert await request_error(harness.scheduler.complete("a", one, b"1"), "expected") == (409, "not_yours")
     await harness.work("b", one)
 
 
@@ -52,7 +53,7 @@ async def test_an_agent_that_does_not_accept_in_time_loses_the_task_and_gets_no_
     two = await harness.add()
     await harness.advance(29)
     assert len(harness.told) == 2
-    assert await refused(harness.scheduler.accept("a", one)) == (409, "not_yours")
+    assert await request_error(harness.scheduler.accept("a", one), "expected") == (409, "not_yours")
     await harness.settle()
     assert harness.told[2:] == [("a", two)]  # it has been heard of
 
@@ -133,18 +134,18 @@ async def test_nobody_else_can_recover_a_task(harness: SchedulerHarness) -> None
     await harness.arrive("a")
     one = await harness.add()
     await harness.leave("a")
-    assert await refused(scheduler.recover("a", one)) == (409, "not_yours")  # it isn't here
+    assert await request_error(scheduler.recover("a", one), "expected") == (409, "not_yours")  # it isn't here
     for agent in ("a", "c"):
         harness.gate.record_violation(agent)
     await harness.arrive("a", "c")
-    assert await refused(scheduler.recover("c", one)) == (409, "not_yours")  # it never had it
+    assert await request_error(scheduler.recover("c", one), "expected") == (409, "not_yours")  # it never had it
     scheduler.set_available("a", False)
-    assert await refused(scheduler.recover("a", one)) == (409, "not_possible")
+    assert await request_error(scheduler.recover("a", one), "expected") == (409, "not_possible")
     scheduler.set_available("a", True)
     await harness.arrive("b")
-    assert await refused(scheduler.recover("a", one)) == (409, "not_yours")  # somebody has it
+    assert await request_error(scheduler.recover("a", one), "expected") == (409, "not_yours")  # somebody has it
     await harness.leave("b")
-    assert await refused(scheduler.recover("a", one)) == (409, "not_yours")  # somebody had it since
+    assert await request_error(scheduler.recover("a", one), "expected") == (409, "not_yours")  # somebody had it since
 
 
 async def test_an_agent_that_did_not_accept_in_time_can_recover(harness: SchedulerHarness) -> None:
@@ -162,7 +163,7 @@ async def test_a_refused_recovery_makes_an_unresponsive_agent_available(other: b
     await harness.advance(30)
     await harness.arrive("b")
     two = await harness.add()
-    assert await refused(harness.scheduler.recover("a", one if other else "none")) in (
+    assert await request_error(harness.scheduler.recover("a", one if other else "none"), "expected") in (
         (409, "not_yours"),
         (404, "unknown_task"),
     )
@@ -179,7 +180,7 @@ async def test_an_agent_with_another_task_cannot_recover(harness: SchedulerHarne
     await harness.scheduler.fail("a", one, "", True)
     await harness.settle()
     assert harness.scheduler.task_of("a") == two
-    assert await refused(harness.scheduler.recover("a", one)) == (409, "not_possible")
+    assert await request_error(harness.scheduler.recover("a", one), "expected") == (409, "not_possible")
 
 
 # Frames that can't be sent -------------------------------------------------------------------------------------------
@@ -203,7 +204,10 @@ async def test_an_undeliverable_assignment_goes_to_the_next_agent(harness: Sched
     assert tried == ["a", "b", "a"]
     task = await harness.task(two)
     assert (task.state, task.agent, task.attempt) == ("queued", None, 0)
-    assert await refused(harness.scheduler.recover("a", two)) == (409, "not_yours")  # it never knew of it
+    assert await request_error(harness.scheduler.recover("a", two), "expected") == (
+        409,
+        "not_yours",
+    )  # it never knew of it
     await harness.settle()
     assert tried == ["a", "b", "a", "a"]  # it was heard of
     harness.on_assign = lambda agent, task: True

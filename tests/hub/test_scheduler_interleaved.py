@@ -14,7 +14,7 @@ from headgate import Gate, ManualClock, Policy
 from headgate.hub.errors import RequestError
 from headgate.hub.storage.database import Database
 from headgate.hub.tasks.task import STATES, Task
-from tests.support.scheduler import TURNS, SchedulerHarness, some, watch, wrong
+from tests.support.scheduler import TURNS, SchedulerHarness, invalid_changes, let_run, record_changes
 from tests.support.valkey import PATIENCE
 from tests.support.wrapped_store import WrappedStore
 
@@ -30,7 +30,7 @@ async def test_leaving_at_any_moment_of_an_assignment_loses_nothing(
 ) -> None:
     harness.scheduler.agent_connected("a")
     adding = asyncio.ensure_future(harness.scheduler.add("boss", b"1"))
-    await some(harness, turns)
+    await let_run(harness, turns)
     harness.scheduler.agent_disconnected("a")
     assert harness.scheduler.task_of("a") is None
     if back:
@@ -49,7 +49,7 @@ async def test_leaving_at_any_moment_of_an_assignment_loses_nothing(
 async def test_getting_busy_at_any_moment_of_an_assignment_passes_it_on(turns: int, harness: SchedulerHarness) -> None:
     await harness.arrive("a", "b")
     adding = asyncio.ensure_future(harness.scheduler.add("boss", b"1"))
-    await some(harness, turns)
+    await let_run(harness, turns)
     harness.scheduler.set_available("a", False)
     told = list(harness.told)
     one = (await adding).task_id
@@ -65,7 +65,7 @@ async def test_leaving_at_any_moment_of_a_completion_completes_or_reassigns(
     await harness.arrive("a", "b")
     one = await harness.add()
     saying = asyncio.ensure_future(harness.scheduler.complete("a", one, b"1"))
-    await some(harness, turns)
+    await let_run(harness, turns)
     harness.scheduler.agent_disconnected("a")
     (answer,) = await asyncio.gather(saying, return_exceptions=True)
     await harness.settle()
@@ -83,7 +83,7 @@ async def test_accepting_around_the_deadline_keeps_or_loses_the_task(turns: int,
     await harness.arrive("a", "b")
     one = await harness.add()
     harness.clock.advance(30)
-    await some(harness, turns)
+    await let_run(harness, turns)
     (answer,) = await asyncio.gather(harness.scheduler.accept("a", one), return_exceptions=True)
     await harness.settle()
     expected = [("a", one)] if isinstance(answer, Task) else [("a", one), ("b", one)]
@@ -99,7 +99,7 @@ async def test_recovering_during_a_reassignment_leaves_one_holder(turns: int, ha
     harness.gate.record_violation("a")
     await harness.arrive("a")
     harness.scheduler.agent_connected("b")
-    await some(harness, turns)
+    await let_run(harness, turns)
     (answer,) = await asyncio.gather(harness.scheduler.recover("a", one), return_exceptions=True)
     await harness.settle()
     task = await harness.task(one)
@@ -116,7 +116,7 @@ async def test_recovering_during_an_assignment_leaves_one_task(turns: int, harne
     one, two = await harness.add(), await harness.add()
     await harness.leave("a")
     harness.scheduler.agent_connected("a")
-    await some(harness, turns)
+    await let_run(harness, turns)
     await asyncio.gather(harness.scheduler.recover("a", one), return_exceptions=True)
     await harness.settle()
     assert await harness.holders() == {one: "a", two: None}
@@ -124,26 +124,26 @@ async def test_recovering_during_an_assignment_leaves_one_task(turns: int, harne
 
 @pytest.mark.parametrize("turns", TURNS)
 async def test_an_agent_that_reconnects_at_once_holds_one_task(turns: int, harness: SchedulerHarness) -> None:
-    await harness.database.run(watch)
+    await harness.database.run(record_changes)
     await harness.arrive("a")
     one, two = await harness.add(), await harness.add()
     await harness.scheduler.accept("a", one)
     saying = [
         asyncio.ensure_future(harness.scheduler.report_progress("a", one, 0.1, str(number))) for number in range(5)
     ]
-    await some(harness, turns)
+    await let_run(harness, turns)
     harness.scheduler.agent_disconnected("a")
     harness.scheduler.agent_connected("a")
     await asyncio.gather(*saying, return_exceptions=True)
     await harness.settle()
     assert await harness.holders() == {one: "a", two: None}
-    assert await harness.database.run(wrong) == []
+    assert await harness.database.run(invalid_changes) == []
 
 
 @pytest.mark.parametrize("turns", TURNS)
 async def test_a_change_is_completed_when_its_caller_is_cancelled(turns: int, harness: SchedulerHarness) -> None:
     adding = asyncio.ensure_future(harness.scheduler.add("boss", b"1"))
-    await some(harness, turns)
+    await let_run(harness, turns)
     adding.cancel()
     await asyncio.gather(adding, return_exceptions=True)
     await harness.arrive("a")
@@ -152,7 +152,7 @@ async def test_a_change_is_completed_when_its_caller_is_cancelled(turns: int, ha
         return
     ((agent, one),) = harness.told
     saying = asyncio.ensure_future(harness.scheduler.complete(agent, one, b"1"))
-    await some(harness, turns)
+    await let_run(harness, turns)
     saying.cancel()
     await asyncio.gather(saying, return_exceptions=True)
     await harness.settle()
@@ -163,7 +163,7 @@ async def test_a_change_is_completed_when_its_caller_is_cancelled(turns: int, ha
 # Anything, in any order ----------------------------------------------------------------------------------------------
 
 
-class Walk:
+class SchedulerWalk:
     """Agents that do anything at any time, over several lives of a hub."""
 
     agents = tuple("abcdef")
@@ -181,7 +181,7 @@ class Walk:
         with closing(sqlite3.connect(self.path, timeout=PATIENCE)) as reader:
             gate = Gate(Policy(), store=WrappedStore(clock=self.clock))
             with closing(Database(self.path)) as database, closing(gate):
-                await database.run(watch)
+                await database.run(record_changes)
                 self.harness = SchedulerHarness(database, gate, self.clock)
                 self.harness.on_assign = lambda agent, task: self.assign(reader, agent, task)
                 await self.harness.scheduler.start()
@@ -253,7 +253,7 @@ class Walk:
                     under_way.append(asked)
                     if self.random.random() < 0.1:
                         asked.cancel()
-                await some(harness, self.random.choice([0, 0, 1, 2, 3, 5, 8, 20]))
+                await let_run(harness, self.random.choice([0, 0, 1, 2, 3, 5, 8, 20]))
             if dies:
                 await harness.cut()
                 return
@@ -291,13 +291,13 @@ class Walk:
             assert set(self.ended) <= {*ended, "none"}
             assert sum(harness.scheduler.counts().values()) == len(ended)
             assert max(self.ended.values()) == 1
-            assert await harness.database.run(wrong) == []
+            assert await harness.database.run(invalid_changes) == []
             await harness.scheduler.close()
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_b5_no_task_is_lost_or_held_by_two_whatever_happens(tmp_path: Path, seed: int) -> None:
-    walk = Walk(tmp_path / "hub.db", seed)
+    walk = SchedulerWalk(tmp_path / "hub.db", seed)
     for dies in (False, True, False, True):
         asyncio.run(walk.live(dies=dies))
     asyncio.run(walk.finish())

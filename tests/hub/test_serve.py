@@ -28,11 +28,12 @@ from headgate.hub.app import Hub
 from headgate.hub.storage.database import DatabaseError
 from headgate.proto import envelope_pb2 as wire
 from tests.support.admin import LIMITS, ping
-from tests.support.agent_connections import ended
-from tests.support.hub import VIEWER, hub_settings, identified
-from tests.support.hub_process import ADMIN, Program, program
-from tests.support.ports import nobody
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.agent_connections import read_close
+from tests.support.files import replace_file
+from tests.support.hub import VIEWER, agent_connection, hub_settings
+from tests.support.hub_process import ADMIN, HubProcess, hub_process
+from tests.support.ports import unused_port
+from tests.support.valkey import DURABLE, PATIENCE, ValkeyServer, wait_for
 
 pytestmark = pytest.mark.long
 
@@ -54,7 +55,7 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
-def failing(*attempts: list[str], **environment: str) -> list[str]:
+def startup_errors(*attempts: list[str], **environment: str) -> list[str]:
     """What the program says when it can't start with these options, one attempt after the other in one process."""
     command = [sys.executable, "-c", IN_TURN, json.dumps(attempts)]
     surroundings = {**os.environ, **environment}
@@ -74,7 +75,7 @@ def failing(*attempts: list[str], **environment: str) -> list[str]:
 @pytest.mark.long
 def test_the_admin_token_is_created_at_the_first_start_and_shown_once(tmp_path: Path) -> None:
     data = tmp_path / "below" / "data"
-    with program(data, environment=MADE) as hub:
+    with hub_process(data, environment=MADE) as hub:
         wait_for(lambda: len(hub.out) == 3, "the third line")
         assert hub.out[0] == f"headgate {VERSION} listens on http://{hub} (agents: ws://{hub}/ws)\n"
         shown = re.fullmatch(r"admin token, shown this once: (hga_[\w-]{43})\n", hub.out[1])
@@ -89,14 +90,14 @@ def test_the_admin_token_is_created_at_the_first_start_and_shown_once(tmp_path: 
         assert token not in "".join(hub.err)
     assert data.stat().st_mode & 0o777 == 0o700
     assert all(token.encode() not in path.read_bytes() for path in data.iterdir())
-    with program(data, environment=MADE) as hub:
+    with hub_process(data, environment=MADE) as hub:
         with hub.http(token) as admin:
             assert [one["agent_id"] for one in admin.get("/api/admin/agents").json()["agents"]] == ["planner"]
         assert hub.stop() == 0
         assert [line.split(":")[0] for line in hub.out[1:]] == ["dashboard"]
     file = tmp_path / "token"
     file.write_text("another-token-from-a-file\n")
-    with program(data, "--admin-token-file", str(file), environment=MADE) as hub:
+    with hub_process(data, "--admin-token-file", str(file), environment=MADE) as hub:
         for given, status in ((token, 401), ("another-token-from-a-file", 200)):
             with hub.http(given) as admin:
                 assert admin.get(LIMITS).status_code == status
@@ -130,7 +131,7 @@ def test_settings_come_from_the_file_and_the_environment(tmp_path: Path) -> None
         f'[hub]\nlog_format = "json"\nregistration = "closed"\nviewer_token = "{VIEWER}"\n'
     )
     given = {"HEADGATE_CONFIG": str(file), "HEADGATE_REGISTRATION": "open", "HEADGATE_LOG_LEVEL": "debug"}
-    with program(tmp_path / "data", "--host", "localhost", environment=given) as hub, hub.http() as admin:
+    with hub_process(tmp_path / "data", "--host", "localhost", environment=given) as hub, hub.http() as admin:
         assert admin.get(LIMITS).json()["defaults"]["ws"]["light"] == "7/minute"
         with hub.http("") as anyone:
             assert anyone.post("/api/onboard/register", json={"agent_id": "a"}).status_code == 201
@@ -174,7 +175,7 @@ def test_invalid_settings_are_reported_and_nothing_is_started(tmp_path: Path) ->
         f"--store redis://:a-password@h:99999 --data {tmp_path}/b": "store: expected a URL such as redis://",
     }
     attempts = [["--data", str(data), *options.split()] for options in expected]
-    for told, start in zip(failing(*attempts), expected.values(), strict=True):
+    for told, start in zip(startup_errors(*attempts), expected.values(), strict=True):
         assert told.startswith(start)
         assert "a-password" not in told
     assert not data.exists()
@@ -182,10 +183,10 @@ def test_invalid_settings_are_reported_and_nothing_is_started(tmp_path: Path) ->
 
 @pytest.mark.long
 def test_a_port_and_a_directory_belong_to_one_hub_at_a_time(tmp_path: Path) -> None:
-    with nobody() as port, program(tmp_path, "--port", str(port)) as hub:
+    with unused_port() as port, hub_process(tmp_path, "--port", str(port)) as hub:
         assert hub.port == port
         other = str(tmp_path / "other")
-        in_use, taken = failing(["--port", str(hub.port), "--data", other], ["--data", str(tmp_path)])
+        in_use, taken = startup_errors(["--port", str(hub.port), "--data", other], ["--data", str(tmp_path)])
         listening = f"127.0.0.1 port {hub.port}: expected an address to listen on, got: Address already in use"
         assert in_use == f"{listening}; choose another with --host or --port"
         assert taken == f"{tmp_path}: another hub uses this directory; give this one another by --data"
@@ -193,7 +194,7 @@ def test_a_port_and_a_directory_belong_to_one_hub_at_a_time(tmp_path: Path) -> N
         with hub.http() as admin:
             assert admin.get(LIMITS).status_code == 200
         hub.kill()
-        with program(tmp_path, "--port", str(port)) as again:  # neither is held by one that was killed
+        with hub_process(tmp_path, "--port", str(port)) as again:  # neither is held by one that was killed
             assert again.port == port
 
 
@@ -212,7 +213,7 @@ sys.meta_path.insert(0, Missing())
 def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SABOTAGE)
     surroundings = {"PYTHONPATH": f"{tmp_path}:{PACKAGES}"}
-    (told,) = failing(["--data", str(tmp_path)], **surroundings)
+    (told,) = startup_errors(["--data", str(tmp_path)], **surroundings)
     assert re.fullmatch(
         r"the hub needs more than the core: No module named '\w+'; in a checkout: pip install '\.\[server\]'", told
     )
@@ -229,14 +230,17 @@ def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> Non
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_the_hub_gracefully(tmp_path: Path, number: int) -> None:
-    with program(tmp_path) as hub, hub.http() as admin:
+    with hub_process(tmp_path) as hub, hub.http() as admin:
         token = admin.post("/api/admin/agents", json={"agent_id": "planner"}).json()["token"]
-        with identified(hub, "planner", token) as agent, socket.create_connection(("127.0.0.1", hub.port)) as idle:
+        with (
+            agent_connection(hub, "planner", token) as agent,
+            socket.create_connection(("127.0.0.1", hub.port)) as idle,
+        ):
             idle.send(b"GET /api/health HTTP/1.1\r\n")  # and never the rest
             os.kill(hub.pid, number)
             told = agent.hear()
             assert (told["type"], 1000 <= told["retry_after_ms"] <= 5000) == ("going_away", True)
-            assert ended(agent) == (1012, f"restarting; retry in {told['retry_after_ms']} ms")
+            assert read_close(agent) == (1012, f"restarting; retry in {told['retry_after_ms']} ms")
         assert hub.end(0) == 0
         assert "Traceback" not in "".join(hub.err)
 
@@ -244,12 +248,7 @@ def test_a_signal_stops_the_hub_gracefully(tmp_path: Path, number: int) -> None:
 def test_sighup_reloads_the_policy(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limits]\nlight = "2/minute"\n')
-    with program(tmp_path / "data", "--config", str(file)) as hub, hub.http() as admin:
-
-        def write(text: str) -> None:
-            """At once: the hub looks at the file by itself too, and must not find half of it."""
-            (tmp_path / "new").write_text(text)
-            (tmp_path / "new").replace(file)
+    with hub_process(tmp_path / "data", "--config", str(file)) as hub, hub.http() as admin:
 
         def light() -> Any:
             return admin.get(LIMITS).json()["defaults"]["ws"]["light"]
@@ -260,18 +259,18 @@ def test_sighup_reloads_the_policy(tmp_path: Path) -> None:
         assert light() == "2/minute"
         os.kill(hub.pid, signal.SIGHUP)  # of a file that is the same
         wait_for(lambda: logged("by=SIGHUP"), "the reload")
-        write("[limits")
+        replace_file(file, "[limits")
         os.kill(hub.pid, signal.SIGHUP)
         wait_for(lambda: logged("policy not reloaded, the old one stays in effect"), "the refusal")
         assert light() == "2/minute"
-        write('[limits]\nlight = "9/minute"\n')
+        replace_file(file, '[limits]\nlight = "9/minute"\n')
         os.kill(hub.pid, signal.SIGHUP)
         wait_for(lambda: light() == "9/minute", "the new policy")
         assert hub.stop() == 0
 
 
 def test_a_hub_without_a_policy_file_survives_sighup(tmp_path: Path) -> None:
-    with program(tmp_path) as hub, hub.http() as admin:
+    with hub_process(tmp_path) as hub, hub.http() as admin:
         os.kill(hub.pid, signal.SIGHUP)
         wait_for(lambda: any("SIGHUP ignored: without --config" in line for line in hub.err), "the log")
         assert admin.get(LIMITS).status_code == 200
@@ -307,7 +306,7 @@ def test_a_sighup_does_not_end_a_hub_that_starts(tmp_path: Path) -> None:
 def test_a_policy_file_that_became_empty_is_applied_by_an_admin_alone(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text('[limits]\nlight = "2/minute"\n')
-    with program(tmp_path / "data", "--config", str(file)) as hub, hub.http() as admin:
+    with hub_process(tmp_path / "data", "--config", str(file)) as hub, hub.http() as admin:
         file.write_text("")
         wait_for(lambda: any("expected settings, got an empty file" in line for line in hub.err), "the log")
         assert admin.get(LIMITS).json()["defaults"]["ws"]["light"] == "2/minute"
@@ -324,7 +323,7 @@ def test_it_serves_tls(tmp_path: Path) -> None:
     files = ("--tls-certificate", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem"))
     trust = ssl.create_default_context()
     authority.configure_trust(trust)
-    with program(tmp_path / "data", *files) as hub:
+    with hub_process(tmp_path / "data", *files) as hub:
         assert hub.out[0] == f"headgate {VERSION} listens on https://{hub} (agents: wss://{hub}/ws)\n"
         headers = {"Authorization": f"Bearer {ADMIN}"}
         patient: dict[str, Any] = {"timeout": PATIENCE, "trust_env": False}
@@ -361,12 +360,12 @@ for name in ("owner", "verify", "register", "rotate"):
 """
 
 
-def hello(address: str, token: str) -> bytes:
+def send_relay_hello(address: str, token: str) -> bytes:
     envelope = wire.Envelope(id="1", type=wire.MESSAGE_TYPE_HELLO, hello=wire.Hello(address=address, token=token))
     return envelope.SerializeToString()
 
 
-def use_everywhere(hub: Program, agent: str, token: str) -> None:
+def use_everywhere(hub: HubProcess, agent: str, token: str) -> None:
     """Show a token in every place where one can be shown, in good requests, bad ones, and some that are cut off."""
     headers = {"Authorization": f"Bearer {token}"}
     plain: dict[str, Any] = {"verify": False, "trust_env": False, "timeout": PATIENCE}  # certificates take time to read
@@ -386,7 +385,7 @@ def use_everywhere(hub: Program, agent: str, token: str) -> None:
             connection.send(first)
             with suppress(ConnectionClosed):
                 connection.recv(PATIENCE)
-    for envelope in (hello(agent, token), hello(agent, token)[:-1], token.encode()):
+    for envelope in (send_relay_hello(agent, token), send_relay_hello(agent, token)[:-1], token.encode()):
         with connect(f"ws://{hub}/relay", proxy=None, open_timeout=PATIENCE) as connection:
             connection.send(envelope)
             with suppress(ConnectionClosed):
@@ -412,7 +411,7 @@ def test_no_token_is_ever_in_the_log(tmp_path: Path, form: str) -> None:
     file.write_text(f'[addresses]\nlimit = "{many}"\nregistration = "{many}"\nauthentication = "{many}"\n')
     surroundings = {"PYTHONPATH": f"{tmp_path}:{PACKAGES}", "HEADGATE_VIEWER_TOKEN": VIEWER, **MADE}
     options = ("--config", str(file), "--log-level", "debug", "--log-format", form, "--registration", "invitation")
-    with program(tmp_path / "data", *options, environment=surroundings) as hub:
+    with hub_process(tmp_path / "data", *options, environment=surroundings) as hub:
         wait_for(lambda: len(hub.out) == 3, "the admin's token")
         secrets = {"admin": hub.out[1].split()[-1], "viewer": VIEWER, "nobody": "hg_nobodys-token-at-all"}
         secrets["link"] = hub.out[2].strip().partition("#token=")[2]
@@ -431,7 +430,7 @@ def test_no_token_is_ever_in_the_log(tmp_path: Path, form: str) -> None:
         for token in secrets.values():
             use_everywhere(hub, "planner", token)
             use_everywhere(hub, "breaks", token)
-        with identified(hub, "invited", fourth) as agent:
+        with agent_connection(hub, "invited", fourth) as agent:
             assert agent.ask("ping") == {"type": "pong"}
         with hub.http("") as anyone:
             assert anyone.get("/health").json()["status"] == "ok"
@@ -449,32 +448,32 @@ def test_no_token_is_ever_in_the_log(tmp_path: Path, form: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server() -> Iterator[ValkeyServer]:
     """A server of their own: it is killed."""
-    with Server("--appendonly", "yes", "--appendfsync", "always") as server:
+    with ValkeyServer(*DURABLE) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def hubs(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Program, Program]]:
+def hubs(server: ValkeyServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HubProcess, HubProcess]]:
     folder = tmp_path_factory.mktemp("hubs")
     file = folder / "headgate.toml"
     file.write_text(
         f'[limits]\nlight = "4/hour"\n[addresses]\nlimit = "100000/minute"\n[store]\ntimeout = {PATIENCE}\n'
     )
     options = ("--store", server.url, "--config", str(file))
-    with program(folder / "a", *options) as one, program(folder / "b", *options) as other:
+    with hub_process(folder / "a", *options) as one, hub_process(folder / "b", *options) as other:
         yield one, other
 
 
 @pytest.mark.long
-def test_hubs_over_one_server_share_agents_limits_and_violations(hubs: tuple[Program, Program]) -> None:
+def test_hubs_over_one_server_share_agents_limits_and_violations(hubs: tuple[HubProcess, HubProcess]) -> None:
     one, other = hubs
     with one.http() as here, other.http() as there:
         token = here.post("/api/admin/agents", json={"agent_id": "shared"}).json()["token"]
         assert there.post("/api/admin/agents", json={"agent_id": "shared"}).status_code == 409
         assert [agent["agent_id"] for agent in there.get("/api/admin/agents").json()["agents"]] == ["shared"]
-        with identified(one, "shared", token) as left, identified(other, "shared", token) as right:
+        with agent_connection(one, "shared", token) as left, agent_connection(other, "shared", token) as right:
             said = [kind for agent in (left, right, left, right, left, right) for kind in ping(agent)]
             assert said == ["pong"] * 4 + ["rate_limited"] * 2
             for admin in (here, there):
@@ -504,13 +503,13 @@ def test_hubs_over_one_server_share_agents_limits_and_violations(hubs: tuple[Pro
 
             assert there.delete("/api/admin/agents/shared/token").json()["revoked"] is True
             for agent in (left, right):
-                assert ended(agent)[0] == 1008
+                assert read_close(agent)[0] == 1008
         with one.http(token) as client:
             assert client.get("/api/tasks").status_code == 401
 
 
 @pytest.mark.long
-def test_a_hub_keeps_working_during_an_outage(hubs: tuple[Program, Program], server: Server) -> None:
+def test_a_hub_keeps_working_during_an_outage(hubs: tuple[HubProcess, HubProcess], server: ValkeyServer) -> None:
     one, other = hubs
     with one.http() as admin:
         token = admin.post("/api/admin/agents", json={"agent_id": "patient"}).json()["token"]
@@ -520,7 +519,7 @@ def test_a_hub_keeps_working_during_an_outage(hubs: tuple[Program, Program], ser
             return found["status"], found["store"]
 
         assert health() == ("ok", "ok")
-        with identified(one, "patient", token) as agent:
+        with agent_connection(one, "patient", token) as agent:
             assert ping(agent) == ["pong"]
             server.kill()
             agent.say("ping")
@@ -543,8 +542,8 @@ def test_a_hub_keeps_working_during_an_outage(hubs: tuple[Program, Program], ser
 @pytest.mark.long
 def test_a_hub_starts_during_an_outage(tmp_path: Path) -> None:
     with (
-        nobody() as port,
-        program(tmp_path, "--store", f"redis://:a-password@127.0.0.1:{port}") as hub,
+        unused_port() as port,
+        hub_process(tmp_path, "--store", f"redis://:a-password@127.0.0.1:{port}") as hub,
         hub.http() as admin,
     ):
         wait_for(lambda: admin.get("/api/health").json()["status"] == "degraded", "the outage")

@@ -7,8 +7,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from headgate import Policy
-from tests.support.agent_connections import left
-from tests.support.hub import ADMIN, AgentConnection, running
+from tests.support.agent_connections import remaining_by_tier
+from tests.support.hub import ADMIN, AgentConnection, hub_server
 
 LIMITS = "/api/admin/rate-limits"
 SIGNAL = {"type": "seen", "entity": "door-7", "weight": 0.5, "timestamp": 1_700_000_000.25}
@@ -22,7 +22,7 @@ def signals(wire: AgentConnection, session: str | int, times: int) -> list[str]:
 
 
 def test_e2_the_operator_limits_sessions_and_overrides_by_agent() -> None:
-    with running(STRICT) as hub, hub.agent("planner") as planner, hub.agent("trusted") as trusted:
+    with hub_server(STRICT) as hub, hub.agent("planner") as planner, hub.agent("trusted") as trusted:
         for wire, burst in ((planner, 2), (trusted, 4)):
             assert wire.ask("session_open", session=1)["limit"] == f"1/second burst {burst}"
             assert signals(wire, 1, burst + 1) == ["signal_logged"] * burst + ["rate_limited"]
@@ -40,7 +40,7 @@ def test_e2_the_operator_limits_sessions_and_overrides_by_agent() -> None:
     ids=str,
 )
 def test_e2_an_agent_may_ask_for_less_and_is_told_what_it_gets(asked: dict[str, Any], limit: str) -> None:
-    with running(STRICT) as hub, hub.agent("planner") as wire:
+    with hub_server(STRICT) as hub, hub.agent("planner") as wire:
         for _ in range(2):
             assert wire.ask("session_open", session=1, **asked)["limit"] == limit
         other = wire.ask("session_open", session=1, rate=0.25, burst=1)
@@ -49,14 +49,14 @@ def test_e2_an_agent_may_ask_for_less_and_is_told_what_it_gets(asked: dict[str, 
 
 @pytest.mark.parametrize("asked", [{"rate": 5e-324, "burst": 1}, {"rate": 1e308, "burst": 1}], ids=str)
 def test_e2_a_rate_that_cannot_be_counted_is_refused(asked: dict[str, Any]) -> None:
-    with running() as hub, hub.agent("planner") as wire:
+    with hub_server() as hub, hub.agent("planner") as wire:
         answer = wire.ask("session_open", session=1, **asked)
         assert (answer["error"], answer["detail"][:36]) == ("invalid", "TokenBucket refill and per: expected")
         assert signals(wire, 1, 1) == ["session_closed"]
 
 
 def test_e2_changed_limits_hold_at_once_in_open_sessions_and_after_a_restart(tmp_path: Path) -> None:
-    with running(data=tmp_path) as hub, hub.http(ADMIN) as admin:
+    with hub_server(data=tmp_path) as hub, hub.http(ADMIN) as admin:
         token, other_token = hub.register("planner"), hub.register("other")
         with hub.agent("planner", token) as wire, hub.agent("other", other_token) as other:
             for one in (wire, other):
@@ -75,7 +75,7 @@ def test_e2_changed_limits_hold_at_once_in_open_sessions_and_after_a_restart(tmp
             "session of 'other' set to 1/second",
             "session set to 1/second burst 3, default for light set to 600/minute",
         ]
-    with running(data=tmp_path) as hub, hub.http(ADMIN) as admin, hub.agent("planner", token) as wire:
+    with hub_server(data=tmp_path) as hub, hub.http(ADMIN) as admin, hub.agent("planner", token) as wire:
         assert signals(wire, 1, 4) == ["signal_logged"] * 3 + ["rate_limited"]
         with hub.agent("other", other_token) as other:
             assert signals(other, 1, 2) == ["signal_logged", "rate_limited"]
@@ -92,18 +92,18 @@ def test_e2_changed_limits_hold_at_once_in_open_sessions_and_after_a_restart(tmp
     ],
 )
 def test_bad_session_limits_are_refused(body: dict[str, Any], detail: str) -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
         for place in ("defaults", "planner"):
             answer = admin.put(f"{LIMITS}/{place}", json=body)
             assert (answer.status_code, answer.json()["detail"]) == (400, detail)
 
 
 def test_e2_a_denied_signal_is_a_violation_that_takes_no_token_and_slows_its_flooder() -> None:
-    with running(STRICT) as hub, hub.agent("planner") as wire:
+    with hub_server(STRICT) as hub, hub.agent("planner") as wire:
         wire.ask("session_open", session=1)
-        before = left(hub, "planner")
+        before = remaining_by_tier(hub, "planner")
         assert signals(wire, 1, 2 + 30) == ["signal_logged"] * 2 + ["rate_limited"] * 30
-        assert left(hub, "planner") == before
+        assert remaining_by_tier(hub, "planner") == before
         assert hub.hub.flood_counter.connections == 1, "it is read more slowly"
         status = wire.ask("status")
         assert (status["rate_limited"], status["violations"]) == (True, 30)
@@ -111,7 +111,7 @@ def test_e2_a_denied_signal_is_a_violation_that_takes_no_token_and_slows_its_flo
 
 
 def test_b9_signals_to_a_session_that_does_not_exist_are_invalid_frames() -> None:
-    with running(STRICT) as hub, hub.agent("planner") as wire:
+    with hub_server(STRICT) as hub, hub.agent("planner") as wire:
         for number in range(10):
             answer = wire.ask("session_signal", session=number, signal=SIGNAL, id=number)
             assert (answer["error"], answer["detail"]) == ("session_closed", f"session {number} is closed")
@@ -122,7 +122,7 @@ def test_b9_signals_to_a_session_that_does_not_exist_are_invalid_frames() -> Non
 
 
 def test_e3_the_frame_has_the_fields_of_the_error() -> None:
-    with running(Policy(sessions={"limit": "20/second burst 1"})) as hub, hub.agent("planner") as wire:
+    with hub_server(Policy(sessions={"limit": "20/second burst 1"})) as hub, hub.agent("planner") as wire:
         wire.ask("session_open", session=1)
         for _ in range(3):
             wire.ask("session_signal", session=1, signal=SIGNAL)
@@ -138,7 +138,7 @@ def test_e3_the_frame_has_the_fields_of_the_error() -> None:
 
 
 def test_e5_signals_of_the_application_outside_a_session_are_not_limited() -> None:
-    with running(Policy(sessions={"limit": "blocked"})) as hub, hub.http(ADMIN) as admin:
+    with hub_server(Policy(sessions={"limit": "blocked"})) as hub, hub.http(ADMIN) as admin:
         token = hub.register("planner")
         body = {"agent_id": "planner", "signal": SIGNAL}
         answers = [admin.post("/api/admin/signals", json=body) for _ in range(60)]

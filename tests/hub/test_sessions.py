@@ -6,8 +6,8 @@ import httpx
 
 from headgate import Policy
 from headgate.hub.storage.database import DatabaseError
-from tests.support.agent_connections import left, metrics, use_up
-from tests.support.hub import ADMIN, AgentConnection, Running, running
+from tests.support.agent_connections import empty_bucket, read_metrics, remaining_by_tier
+from tests.support.hub import ADMIN, AgentConnection, HubServer, hub_server
 
 SIGNAL = {"type": "seen", "entity": "door-7", "weight": 0.5, "timestamp": 1_700_000_000.25}
 INVALID = {"type": "seen"}
@@ -24,14 +24,14 @@ def logged(http: httpx.Client, session: str | int, query: str = "") -> list[Any]
     return [one["signal"] for one in http.get(f"/api/sessions/{session}/signals{query}").json()["signals"]]
 
 
-def buckets(hub: Running) -> tuple[int, int]:
+def buckets(hub: HubServer) -> tuple[int, int]:
     """How many sessions are open, and how many of them have been used."""
-    counted = metrics(hub)
+    counted = read_metrics(hub)
     return counted["open_sessions"], counted["session_buckets"]
 
 
 def test_e1_ten_sessions_of_an_agent_have_ten_budgets() -> None:
-    with running(Policy(warn_at=1)) as hub, hub.agent("planner") as planner, hub.agent("other") as other:
+    with hub_server(Policy(warn_at=1)) as hub, hub.agent("planner") as planner, hub.agent("other") as other:
         for session in range(10):
             planner.ask("session_open", session=session, rate=1, burst=2)
         for session in range(10):
@@ -41,7 +41,7 @@ def test_e1_ten_sessions_of_an_agent_have_ten_budgets() -> None:
 
 
 def test_e1_the_bucket_is_removed_when_the_session_closes() -> None:
-    with running() as hub, hub.agent("planner") as wire:
+    with hub_server() as hub, hub.agent("planner") as wire:
         for _ in range(2):
             wire.ask("session_open", session="s", rate=1, burst=1)
             assert [signal(wire, "s") for _ in range(2)] == ["signal_logged", "rate_limited"]
@@ -52,7 +52,7 @@ def test_e1_the_bucket_is_removed_when_the_session_closes() -> None:
 
 
 def test_e1_a_session_outlives_the_connection_and_opening_it_again_changes_nothing() -> None:
-    with running() as hub:
+    with hub_server() as hub:
         token = hub.register("planner")
         with hub.agent("planner", token) as wire:
             wire.ask("session_open", session="s", rate=1, burst=2)
@@ -65,7 +65,7 @@ def test_e1_a_session_outlives_the_connection_and_opening_it_again_changes_nothi
 
 
 def test_e1_a_session_that_can_not_be_stored_is_not_open() -> None:
-    with running() as hub, hub.agent("planner") as wire:
+    with hub_server() as hub, hub.agent("planner") as wire:
         wire.ask("session_open", session="open", rate=1, burst=1)
         run = hub.hub.database.run
 
@@ -83,7 +83,7 @@ def test_e1_a_session_that_can_not_be_stored_is_not_open() -> None:
 
 
 def test_e1_a_number_and_its_text_are_one_session() -> None:
-    with running() as hub, hub.agent("planner") as wire:
+    with hub_server() as hub, hub.agent("planner") as wire:
         assert wire.ask("session_open", session=42)["session"] == 42
         assert signal(wire, "42") == "signal_logged"
         assert wire.ask("session_close", session="42")["session"] == "42"
@@ -91,7 +91,7 @@ def test_e1_a_number_and_its_text_are_one_session() -> None:
 
 
 def test_e2_a_session_is_unlimited_unless_a_rate_and_a_burst_are_given() -> None:
-    with running() as hub, hub.agent("planner") as wire:
+    with hub_server() as hub, hub.agent("planner") as wire:
         assert wire.ask("session_open", session="s")["limit"] == "unlimited"
         assert {signal(wire, "s") for _ in range(300)} == {"signal_logged"}
         for given in ({"rate": 1}, {"burst": 1}, {"rate": 0, "burst": 1}, {"rate": 1, "burst": 0}):
@@ -102,7 +102,7 @@ def test_e2_a_session_is_unlimited_unless_a_rate_and_a_burst_are_given() -> None
 
 
 def test_e2_the_rate_is_in_signals_per_second() -> None:
-    with running() as hub, hub.agent("planner") as wire:
+    with hub_server() as hub, hub.agent("planner") as wire:
         wire.ask("session_open", session="s", rate=0.5, burst=1)
         assert [signal(wire, "s") for _ in range(2)] == ["signal_logged", "rate_limited"]
         hub.clock.advance(1.999)
@@ -112,7 +112,7 @@ def test_e2_the_rate_is_in_signals_per_second() -> None:
 
 
 def test_e3_a_denied_signal_is_not_written_and_the_error_has_all_details() -> None:
-    with running() as hub, hub.agent_and_http("planner") as (wire, http):
+    with hub_server() as hub, hub.agent_and_http("planner") as (wire, http):
         wire.ask("session_open", session="s", rate=20, burst=1)
         assert signal(wire, "s") == "signal_logged"
         denied = {"type": "error", "error": "rate_limited", "agent_id": "planner", "limit": 20}
@@ -133,14 +133,14 @@ def test_e3_a_denied_signal_is_not_written_and_the_error_has_all_details() -> No
 
 
 def test_e3_a_denied_signal_is_a_violation_of_the_agent() -> None:
-    with running() as hub, hub.agent("planner") as wire:
+    with hub_server() as hub, hub.agent("planner") as wire:
         wire.ask("session_open", session="s", rate=1, burst=1)
         assert [signal(wire, "s") for _ in range(30)] == ["signal_logged"] + ["rate_limited"] * 29
         assert wire.ask("status")["violations"] == 29
 
 
 def test_e4_a_signal_is_written_to_the_sessions_log() -> None:
-    with running() as hub, hub.agent_and_http("planner") as (wire, http), hub.http(hub.register("other")) as other:
+    with hub_server() as hub, hub.agent_and_http("planner") as (wire, http), hub.http(hub.register("other")) as other:
         wire.ask("session_open", session="s")
         wire.ask("session_open", session="t")
         signals = [{**SIGNAL, "entity": f"door-{number}", "annotation": None} for number in range(3)]
@@ -176,7 +176,7 @@ BAD_SIGNALS: list[object] = [
 
 
 def test_e4_a_signal_is_validated() -> None:
-    with running() as hub, hub.agent_and_http("planner") as (wire, http):
+    with hub_server() as hub, hub.agent_and_http("planner") as (wire, http):
         wire.ask("session_open", session="s")
         for bad in BAD_SIGNALS:
             answer = wire.ask("session_signal", session="s", signal=bad, id="x")
@@ -186,7 +186,7 @@ def test_e4_a_signal_is_validated() -> None:
 
 
 def test_e4_closed_then_limit_then_validation_then_write() -> None:
-    with running() as hub, hub.agent_and_http("planner") as (wire, http):
+    with hub_server() as hub, hub.agent_and_http("planner") as (wire, http):
         closed = {"type": "error", "error": "session_closed", "detail": "session 42 is closed"}
         assert wire.ask("session_signal", session=42, signal=INVALID) == closed, "one that was never opened"
         wire.ask("session_open", session=42, rate=1, burst=2)
@@ -203,19 +203,19 @@ def test_e4_closed_then_limit_then_validation_then_write() -> None:
 
 
 def test_e4_signals_are_limited_by_their_session_alone() -> None:
-    with running() as hub, hub.agent("planner") as wire:
+    with hub_server() as hub, hub.agent("planner") as wire:
         wire.ask("session_open", session="s")
-        before = left(hub, "planner")
+        before = remaining_by_tier(hub, "planner")
         assert {signal(wire, "s") for _ in range(20)} == {"signal_logged"}
-        assert left(hub, "planner") == before
+        assert remaining_by_tier(hub, "planner") == before
         for tier in before:
-            use_up(hub, "planner", tier)
+            empty_bucket(hub, "planner", tier)
         assert signal(wire, "s") == "signal_logged"
         assert wire.ask("session_close", session="s")["type"] == "rate_limited", "which is an action like others"
 
 
 def test_b9_invalid_signals_close_the_connection_and_denied_ones_do_not() -> None:
-    with running() as hub, hub.agent("planner") as wire:
+    with hub_server() as hub, hub.agent("planner") as wire:
         wire.ask("session_open", session="s", rate=1, burst=10)
         assert [signal(wire, "s", INVALID) for _ in range(9)] == ["invalid"] * 9
         assert signal(wire, "s") == "signal_logged"
@@ -225,7 +225,7 @@ def test_b9_invalid_signals_close_the_connection_and_denied_ones_do_not() -> Non
 
 def test_e5_signals_of_the_application_are_not_limited() -> None:
     with (
-        running(Policy(limits={"normal": "blocked"})) as hub,
+        hub_server(Policy(limits={"normal": "blocked"})) as hub,
         hub.http(ADMIN) as admin,
         hub.agent_and_http("planner") as (wire, http),
     ):
@@ -244,7 +244,7 @@ def test_e5_signals_of_the_application_are_not_limited() -> None:
 
 
 def test_e6_open_and_used_sessions_are_counted() -> None:
-    with running() as hub, hub.agent("planner") as planner, hub.agent("other") as other:
+    with hub_server() as hub, hub.agent("planner") as planner, hub.agent("other") as other:
         assert buckets(hub) == (0, 0)
         planner.ask("session_open", session=1, rate=1, burst=1)
         planner.ask("session_open", session=2)
@@ -266,7 +266,7 @@ def test_e6_open_and_used_sessions_are_counted() -> None:
 
 
 def test_e7_a_burst_within_the_capacity_never_fails() -> None:
-    with running() as hub, hub.agent("planner") as wire:
+    with hub_server() as hub, hub.agent("planner") as wire:
         wire.ask("session_open", session="s", rate=0.1, burst=100)
         for _ in range(100):
             wire.say("session_signal", session="s", signal=SIGNAL)
@@ -274,7 +274,7 @@ def test_e7_a_burst_within_the_capacity_never_fails() -> None:
 
 
 def test_open_sessions_of_an_agent_are_bounded() -> None:
-    with running(Policy(exempt=["planner"]), max_sessions=2) as hub, hub.agent("planner") as wire:
+    with hub_server(Policy(exempt=["planner"]), max_sessions=2) as hub, hub.agent("planner") as wire:
         for session in (1, 2, 1):
             assert wire.ask("session_open", session=session)["type"] == "session_opened"
         assert wire.ask("session_open", session=3)["error"] == "too_many_sessions"
@@ -285,7 +285,7 @@ def test_open_sessions_of_an_agent_are_bounded() -> None:
 
 
 def test_only_the_newest_signals_are_kept() -> None:
-    with running(max_signals=20) as hub, hub.agent_and_http("planner") as (wire, http):
+    with hub_server(max_signals=20) as hub, hub.agent_and_http("planner") as (wire, http):
         wire.ask("session_open", session="s")
         for weight in range(50):
             assert signal(wire, "s", {**SIGNAL, "weight": weight}) == "signal_logged"
@@ -294,7 +294,7 @@ def test_only_the_newest_signals_are_kept() -> None:
 
 
 def test_an_agent_cannot_push_out_what_the_application_has_written_about_it() -> None:
-    with running(max_signals=20) as hub, hub.agent_and_http("planner") as (wire, http), hub.http(ADMIN) as admin:
+    with hub_server(max_signals=20) as hub, hub.agent_and_http("planner") as (wire, http), hub.http(ADMIN) as admin:
         wire.ask("session_open", session="s")
         for weight in range(30):
             given = {"agent_id": "planner", "signal": {**SIGNAL, "weight": weight}}

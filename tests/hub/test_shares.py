@@ -16,12 +16,12 @@ from headgate.hub.app import Hub
 from headgate.hub.errors import RequestError
 from headgate.hub.storage import database
 from headgate.hub.storage.database import Retention, TotalRetention
-from tests.support.hub import ADMIN, AgentConnection, Running, hub_settings, running
+from tests.support.hub import ADMIN, AgentConnection, HubServer, hub_server, hub_settings
 
 ROOMY = Policy(limits=dict.fromkeys(("light", "normal", "heavy"), "1000000/minute"))
 
 
-def create(hub: Running, token: str, names: list[str]) -> list[int]:
+def create(hub: HubServer, token: str, names: list[str]) -> list[int]:
     with hub.http(token) as http:
         return [http.post("/api/channels", json={"name": name}).status_code for name in names]
 
@@ -30,7 +30,7 @@ def create(hub: Running, token: str, names: list[str]) -> list[int]:
 
 
 def test_one_agent_does_not_take_all_chat_channels() -> None:
-    with running(ROOMY, max_channels_per_agent=3) as hub:
+    with hub_server(ROOMY, max_channels_per_agent=3) as hub:
         greedy, other = hub.register("greedy"), hub.register("other")
         assert create(hub, greedy, list("abcde")) == [201] * 3 + [409] * 2
         assert create(hub, other, ["x"]) == [201]
@@ -40,7 +40,7 @@ def test_one_agent_does_not_take_all_chat_channels() -> None:
 
 
 def test_a_chat_channel_is_deleted_by_its_creator_or_the_admin_with_its_messages() -> None:
-    with running(ROOMY) as hub:
+    with hub_server(ROOMY) as hub:
         owner, other = hub.register("owner"), hub.register("other")
         create(hub, owner, ["a", "b"])
         with hub.http(owner) as http, hub.http(other) as stranger, hub.http(ADMIN) as admin:
@@ -57,7 +57,7 @@ def test_a_chat_channel_is_deleted_by_its_creator_or_the_admin_with_its_messages
 
 
 def test_subscribers_of_a_deleted_chat_channel_get_nothing_of_its_successor() -> None:
-    with running(ROOMY) as hub:
+    with hub_server(ROOMY) as hub:
         owner = hub.register("owner")
         create(hub, owner, ["a"])
         with hub.agent("reader") as reader, hub.http(owner) as http:
@@ -89,11 +89,11 @@ async def test_messages_to_a_chat_channel_that_is_being_deleted_are_refused_and_
 
 def test_messages_of_deleted_chat_channels_are_dropped_at_the_start(tmp_path: Path) -> None:
     """A hub before this one may have left some."""
-    with running(ROOMY, data=tmp_path) as hub:
+    with hub_server(ROOMY, data=tmp_path) as hub:
         hub.run(hub.hub.messages.publish("general", "owner", Raw(b"1")))
     with closing(connect(tmp_path / "hub.db")) as db, db:
         db.execute("INSERT INTO posts (channel, sender, body, at) VALUES ('gone', 'owner', x'31', 1)")
-    with running(ROOMY, data=tmp_path) as hub:
+    with hub_server(ROOMY, data=tmp_path) as hub:
         hub.run(hub.hub.messages.create_chat_channel("gone", "other", ""))
         assert hub.run(hub.hub.messages.history("gone", 10)) == []
         assert len(hub.run(hub.hub.messages.history("general", 10))) == 1
@@ -101,7 +101,7 @@ def test_messages_of_deleted_chat_channels_are_dropped_at_the_start(tmp_path: Pa
 
 def test_lists_of_chat_channels_and_agents_come_in_pages() -> None:
     names = [f"channel-{number:03}" for number in range(150)]
-    with running(ROOMY, max_channels_per_agent=1000) as hub, hub.http() as http:
+    with hub_server(ROOMY, max_channels_per_agent=1000) as hub, hub.http() as http:
         create(hub, hub.register("owner"), names)
 
         def page(**query: str) -> tuple[list[str], bool]:
@@ -124,7 +124,11 @@ def test_lists_of_chat_channels_and_agents_come_in_pages() -> None:
 
 
 def test_one_sender_does_not_fill_a_mailbox() -> None:
-    with running(ROOMY, max_mail_per_sender=3, max_mail=5) as hub, hub.agent("greedy") as greedy, hub.agent("b") as b:
+    with (
+        hub_server(ROOMY, max_mail_per_sender=3, max_mail=5) as hub,
+        hub.agent("greedy") as greedy,
+        hub.agent("b") as b,
+    ):
         hub.register("away")
 
         def send(wire: AgentConnection) -> str:
@@ -159,7 +163,7 @@ def test_signals_are_bounded_in_total_at_the_cost_of_the_agent_that_has_most(sig
 
 
 def test_a_hub_keeps_so_many_signals() -> None:
-    with running(ROOMY, max_stored_signals=50, max_signals=1000) as hub:
+    with hub_server(ROOMY, max_stored_signals=50, max_signals=1000) as hub:
         with hub.agent("modest") as modest, hub.agent("greedy") as greedy:
             for wire, count in ((modest, 10), (greedy, 200)):
                 wire.ask("session_open", session=1)
@@ -202,7 +206,7 @@ def test_rows_are_counted_for_so_many_values(signals: Connection, monkeypatch: p
 
 
 def test_one_agent_does_not_take_all_counters() -> None:
-    with running(ROOMY, max_counters=3) as hub, hub.http(hub.register("greedy")) as greedy:
+    with hub_server(ROOMY, max_counters=3) as hub, hub.http(hub.register("greedy")) as greedy:
 
         def check(key: str, **more: int) -> tuple[int, str]:
             answer = greedy.post("/v1/check", json={"key": key, **more})
@@ -222,7 +226,7 @@ def test_one_agent_does_not_take_all_counters() -> None:
 
 
 def test_a_key_stays_reserved_as_long_as_a_short_window_renews_it_for_a_long_one() -> None:
-    with running(ROOMY, max_counters=3) as hub, hub.http(hub.register("greedy")) as greedy:
+    with hub_server(ROOMY, max_counters=3) as hub, hub.http(hub.register("greedy")) as greedy:
 
         def check(key: str, window_ms: int) -> int:
             return greedy.post("/v1/check", json={"key": key, "window_ms": window_ms}).status_code

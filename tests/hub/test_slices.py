@@ -14,11 +14,12 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from headgate.hub.connections.connection import CONTROL_BURST, GuardedConnection
 from headgate.hub.connections.frame_meter import FRAMES, MAX_FRAGMENTS, FrameMeter
 from headgate.hub.connections.guard import ConnectionGuard
-from tests.support.agent_connections import received
+from tests.support.agent_connections import receive_until
 from tests.support.attacks import EMPTY_CONTINUATION, FIRST_FRAGMENT, HANDSHAKE, LARGE_PING, MASK, PING
+from tests.support.event_loop import take_turns
 from tests.support.flooders import frame
-from tests.support.guarded_server import answer, guarded, upgraded
-from tests.support.hub import running
+from tests.support.guarded_server import guarded_server, open_websocket, plain_app
+from tests.support.hub import hub_server
 from tests.support.valkey import PATIENCE, wait_for
 
 AGENT_PING = frame('{"type":"ping","id":1}')
@@ -33,7 +34,7 @@ ANY_FRAME = st.tuples(
 )
 
 
-def written(first: int, length: int, masked: bool) -> bytes:
+def websocket_frame_bytes(first: int, length: int, masked: bool) -> bytes:
     bit = 0x80 * masked
     if length < 126:
         size = bytes([bit | length])
@@ -48,7 +49,7 @@ def written(first: int, length: int, masked: bool) -> bytes:
 def test_every_frame_is_counted_once_however_the_bytes_come(
     frames: list[tuple[int, int, bool]], cuts: list[int]
 ) -> None:
-    data = b"".join(written(*one) for one in frames)
+    data = b"".join(websocket_frame_bytes(*one) for one in frames)
     meter, begin, slices = FrameMeter(), 0, 0
     for end in [*sorted(cut for cut in cuts if cut < len(data)), len(data)]:
         part, at = data[begin:end], 0
@@ -69,7 +70,7 @@ def test_only_whole_messages_are_skipped_however_the_bytes_come(
     frames: list[tuple[int, int, bool]], cuts: list[int], parsed: int
 ) -> None:
     """After so many slices that are parsed; a frame of which the parser has a part is parsed to its end."""
-    data = b"".join(written(*one) for one in frames)
+    data = b"".join(websocket_frame_bytes(*one) for one in frames)
     meter, begin, slices, passed = FrameMeter(), 0, 0, b""
     for end in [*sorted(cut for cut in cuts if cut < len(data)), len(data)]:
         part, at = data[begin:end], 0
@@ -81,7 +82,7 @@ def test_only_whole_messages_are_skipped_however_the_bytes_come(
             at, slices = after, slices + 1
         begin = end
     for first, length, masked in frames:
-        one = written(first, length, masked)
+        one = websocket_frame_bytes(first, length, masked)
         if passed.startswith(one):
             passed = passed[len(one) :]
         else:
@@ -106,7 +107,7 @@ def test_messages_after_a_close_are_not_parsed(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(WebSocketsSansIOProtocol, "data_received", count)
     monkeypatch.setattr(GuardedConnection, "close_within", 10 * PATIENCE)
-    with guarded(close) as (server, _), server.connected() as connection:
+    with guarded_server(close) as (server, _), server.connect() as connection:
         connection.sendall(f"GET / {HANDSHAKE}".encode())
         assert connection.recv(4096).startswith(b"HTTP/1.1 101")
         connection.sendall(frame("first") + AGENT_PING * 1000 + b"\x88\x82" + MASK + (1008).to_bytes(2, "big"))
@@ -116,9 +117,9 @@ def test_messages_after_a_close_are_not_parsed(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_pings_within_the_bound_are_answered() -> None:
-    with running() as hub, upgraded(hub) as connection:
+    with hub_server() as hub, open_websocket(hub) as connection:
         connection.sendall(PING * (CONTROL_BURST - 1) + AGENT_PING)
-        assert received(connection, b'"id":1').count(b"\x8a\x04ping") == CONTROL_BURST - 1
+        assert receive_until(connection, b'"id":1').count(b"\x8a\x04ping") == CONTROL_BURST - 1
 
 
 @pytest.mark.parametrize("path", ["/ws", "/relay", "/ws/dashboard"])
@@ -131,9 +132,9 @@ def test_pings_within_the_bound_are_answered() -> None:
     ],
 )
 def test_frames_that_carry_no_message_close_the_connection(path: str, flood: bytes, reason: bytes) -> None:
-    with running() as hub, upgraded(hub, path) as connection:
+    with hub_server() as hub, open_websocket(hub, path) as connection:
         connection.sendall(flood)
-        last = received(connection, reason).partition(reason)[0]
+        last = receive_until(connection, reason).partition(reason)[0]
         assert last.endswith(b"\x88" + bytes([2 + len(reason)]) + (1008).to_bytes(2, "big"))
         with hub.agent("good") as wire:
             assert wire.ask("ping") == {"type": "pong"}
@@ -144,15 +145,15 @@ def test_fragments_beyond_the_rate_are_read_later(monkeypatch: pytest.MonkeyPatc
     text = b'{"type":"ping","id":1}'
     fragments = [b"\x00\x81" + MASK + text[at : at + 1] for at in range(1, len(text) - 1)]
     message = b"".join([b"\x01\x81" + MASK + text[:1], *fragments, b"\x80\x81" + MASK + text[-1:]])
-    with running() as hub, upgraded(hub) as connection:
+    with hub_server() as hub, open_websocket(hub) as connection:
         connection.sendall(message)
-        assert b"not_identified" in received(connection, b'"id":1')
+        assert b"not_identified" in receive_until(connection, b'"id":1')
 
 
 def test_nothing_is_read_from_a_peer_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pongs would fill the memory."""
     monkeypatch.setattr("headgate.hub.connections.connection.CONTROL_BURST", 10**9)
-    with running() as hub, upgraded(hub) as connection:
+    with hub_server() as hub, open_websocket(hub) as connection:
         assert hub.server is not None
         (it,) = [one.transport for one in hub.server.server_state.connections]
         assert isinstance(it, GuardedConnection)
@@ -185,13 +186,13 @@ def test_frames_before_the_answer_to_a_handshake_wait_for_it(
             await send({"type": "websocket.send", "text": message["text"]})
             await receive()
 
-    with guarded(echo) as (server, _), server.connected() as connection:
+    with guarded_server(echo) as (server, _), server.connect() as connection:
         connection.sendall(f"GET / {HANDSHAKE}".encode())
         server.run(asked.wait())
         server.call(found[0].data_received, early)
         server.run(asyncio.sleep(0))  # a turn, in which it would be passed on
         server.call(accept.set)
-        assert received(connection, answer).startswith(b"HTTP/1.1 101")
+        assert receive_until(connection, answer).startswith(b"HTTP/1.1 101")
     assert [record for record in caplog.records if record.exc_info] == []
 
 
@@ -200,7 +201,7 @@ def test_frames_before_the_answer_to_a_handshake_wait_for_it(
 
 def test_thousands_of_pipelined_requests_hold_up_nobody() -> None:
     requests = 8000
-    with running() as hub, hub.connected() as connection:
+    with hub_server() as hub, hub.connect() as connection:
         assert hub.server is not None
         state = hub.server.server_state
 
@@ -226,9 +227,9 @@ def test_at_most_one_pipelined_request_waits() -> None:
     async def answer_later(scope: Any, receive: Any, send: Any) -> None:
         depths.append(len(scope["state"]["connection"]._inner.pipeline))
         await asyncio.sleep(0)
-        await answer(scope, receive, send)
+        await plain_app(scope, receive, send)
 
-    with guarded(answer_later) as (server, _), server.connected() as connection:
+    with guarded_server(answer_later) as (server, _), server.connect() as connection:
         connection.sendall(b"POST / HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc" * 200)
         wait_for(lambda: len(depths) == 200, "all of them")
     assert max(depths) <= 1
@@ -238,14 +239,12 @@ def test_a_large_body_may_follow_a_request_whose_body_is_being_read() -> None:
     """uvicorn reads on for the first, and gets the body of the second with it."""
 
     async def read_and_answer(scope: Any, receive: Any, send: Any) -> None:
-        for _ in range(100):  # turns, in which the rest comes
-            await asyncio.sleep(0)
+        await take_turns(100)  # turns, in which the rest comes
         await receive()
-        for _ in range(100):
-            await asyncio.sleep(0)
-        await answer(scope, receive, send)
+        await take_turns(100)
+        await plain_app(scope, receive, send)
 
-    with guarded(read_and_answer) as (server, _), server.connected() as connection:
+    with guarded_server(read_and_answer) as (server, _), server.connect() as connection:
         head = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n"
         connection.sendall(head % 2 + b"{}" + head % 100_000 + bytes(100_000))
         found = b""
@@ -270,7 +269,7 @@ def test_an_error_in_a_slice_ends_its_connection_and_no_other(
     monkeypatch.setattr(HttpToolsProtocol, "data_received", receive_badly)
     if not at_once:
         monkeypatch.setattr(ConnectionGuard, "take_turn", lambda *_: False)
-    with guarded() as (server, guard), server.connected() as broken, server.connected() as good:
+    with guarded_server() as (server, guard), server.connect() as broken, server.connect() as good:
         wait_for(lambda: len(guard) == 2, "both")
 
         def receive_both() -> None:

@@ -5,7 +5,7 @@ from random import Random
 
 from headgate import Gate, ManualClock, MemoryStore, Outcome, Policy
 from headgate.hub.monitoring.stats import AGENT_SLOTS, BOUNDS, SLOT, Stats, TrafficHistory
-from tests.support.hub import ADMIN, VIEWER, AgentConnection, running
+from tests.support.hub import ADMIN, VIEWER, AgentConnection, hub_server
 
 
 def deny(wire: AgentConnection, times: int) -> None:
@@ -18,7 +18,7 @@ def deny(wire: AgentConnection, times: int) -> None:
 
 
 def test_violations_count_for_an_hour() -> None:
-    with running() as hub, hub.http(ADMIN) as admin:
+    with hub_server() as hub, hub.http(ADMIN) as admin:
         with hub.agent("first") as first, hub.agent("second") as second:
             deny(first, 1)
             hub.clock.advance(1800)
@@ -35,7 +35,7 @@ def test_violations_count_for_an_hour() -> None:
 
 
 def test_a_card_shows_the_bucket_nearest_to_its_limit() -> None:
-    with running() as hub, hub.http(VIEWER) as viewer, hub.agent("planner") as wire:
+    with hub_server() as hub, hub.http(VIEWER) as viewer, hub.agent("planner") as wire:
         wire.ask("ping")
         for _ in range(5):
             wire.ask("session_open", session="s")

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from tests.support.agent_connections import use_up
-from tests.support.hub import ADMIN, AgentConnection, Running, running
+from tests.support.agent_connections import empty_bucket
+from tests.support.hub import ADMIN, AgentConnection, HubServer, hub_server
 from tests.support.valkey import wait_for
 
 
-def post_task(hub: Running, payload: object = None) -> str:
+def post_task(hub: HubServer, payload: object = None) -> str:
     with hub.http(ADMIN) as admin:
         answer = admin.post("/api/admin/tasks", json={"payload": payload})
     assert answer.status_code == 201
@@ -15,7 +15,7 @@ def post_task(hub: Running, payload: object = None) -> str:
     return task_id
 
 
-def task_of(hub: Running, task_id: str) -> dict[str, Any]:
+def task_of(hub: HubServer, task_id: str) -> dict[str, Any]:
     with hub.http(ADMIN) as admin:
         tasks = {task["task_id"]: task for task in admin.get("/api/admin/tasks").json()["tasks"]}
     found: dict[str, Any] = tasks[task_id]
@@ -28,7 +28,7 @@ def hear_both(wire: AgentConnection) -> dict[str, dict[str, Any]]:
 
 
 def test_b5_a_task_is_posted_assigned_worked_on_and_completed() -> None:
-    with running() as hub, hub.agent("worker") as worker:
+    with hub_server() as hub, hub.agent("worker") as worker:
         token = hub.register("boss")
         with hub.http(token) as boss:
             answer = boss.post("/api/tasks", json={"payload": {"dig": 3}})
@@ -46,14 +46,14 @@ def test_b5_a_task_is_posted_assigned_worked_on_and_completed() -> None:
             assert [task["task_id"] for task in boss.get("/api/tasks?state=completed").json()["tasks"]] == [task_id]
 
 
-def limit(hub: Running, agent: str, wire: AgentConnection) -> None:
+def limit(hub: HubServer, agent: str, wire: AgentConnection) -> None:
     """Have an agent denied once."""
-    use_up(hub, agent)
+    empty_bucket(hub, agent)
     assert wire.ask("ping")["type"] == "rate_limited"
 
 
 def test_b5_a_limited_agent_gets_no_task_until_its_quiet_period_ends_by_itself() -> None:
-    with running() as hub, hub.agent("worker") as worker:
+    with hub_server() as hub, hub.agent("worker") as worker:
         limit(hub, "worker", worker)
         task_id = post_task(hub)
         hub.clock.advance(59.999)
@@ -64,7 +64,7 @@ def test_b5_a_limited_agent_gets_no_task_until_its_quiet_period_ends_by_itself()
 
 
 def test_b5_other_agents_get_the_tasks_of_a_limited_one() -> None:
-    with running() as hub, hub.agent("worker") as worker, hub.agent("other") as other:
+    with hub_server() as hub, hub.agent("worker") as worker, hub.agent("other") as other:
         limit(hub, "worker", worker)
         one, two = post_task(hub), post_task(hub)
         assert other.hear()["task_id"] == one
@@ -75,7 +75,7 @@ def test_b5_other_agents_get_the_tasks_of_a_limited_one() -> None:
 
 
 def test_b5_a_limited_agent_keeps_its_task() -> None:
-    with running() as hub, hub.agent("worker") as worker, hub.agent("other") as other:
+    with hub_server() as hub, hub.agent("worker") as worker, hub.agent("other") as other:
         other.ask("status", status="busy")
         task_id = post_task(hub)
         assert worker.hear()["task_id"] == task_id
@@ -89,7 +89,7 @@ def test_b5_a_limited_agent_keeps_its_task() -> None:
 
 
 def test_b5_the_task_of_an_agent_that_disconnects_is_assigned_again() -> None:
-    with running() as hub, hub.agent("other") as other:
+    with hub_server() as hub, hub.agent("other") as other:
         other.ask("status", status="busy")
         with hub.agent("worker") as worker:
             task_id = post_task(hub)

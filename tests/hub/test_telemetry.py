@@ -20,19 +20,19 @@ from headgate.hub.monitoring import telemetry
 from headgate.hub.monitoring.metrics import METRICS
 from headgate.hub.settings import HubSettings
 from headgate.hub.sockets.relay import Relay
-from tests.support.hub import Running, hub_settings, running
-from tests.support.hub_process import program
-from tests.support.ports import nobody
+from tests.support.hub import HubServer, hub_server, hub_settings
+from tests.support.hub_process import hub_process
+from tests.support.ports import unused_port
 from tests.support.prometheus import Series, scrape
 from tests.support.valkey import PATIENCE, wait_for
-from tests.support.webhook_receiver import ReceivedWebhook, Receiver
+from tests.support.webhook_receiver import ReceivedWebhook, WebhookReceiver
 
 PACKAGES = str(Path(headgate.__file__).parents[1])
 PATIENT = {"OTEL_EXPORTER_OTLP_TIMEOUT": "600", "OTEL_METRIC_EXPORT_TIMEOUT": "600000"}
 """Seconds for one try to send, and milliseconds to collect what is sent."""
 
 
-class Collector(Receiver):
+class Collector(WebhookReceiver):
     """Takes metrics."""
 
     @property
@@ -100,7 +100,7 @@ def histogram(name: str, point: HistogramDataPoint) -> dict[Series, float]:
     return found
 
 
-def scraped(hub: Running) -> dict[Series, float]:
+def scraped(hub: HubServer) -> dict[Series, float]:
     return {series: number for series, number in scrape(hub).items() if series[0].startswith("headgate_")}
 
 
@@ -125,19 +125,19 @@ def collector() -> Iterator[Collector]:
         yield collector
 
 
-def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
+def sdk_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What the SDK has logged, without that the last collection took longer than the interval, very short here."""
     found = [record.getMessage() for record in caplog.records if record.name.startswith("opentelemetry")]
     return [line for line in found if "collection timed out" not in line]
 
 
-def no_thread_is_left() -> bool:
+def wait_for_end_of_threads() -> bool:
     return not [thread for thread in threading.enumerate() if thread.name.startswith("Otel")]
 
 
 @pytest.mark.usefixtures("often")
 def test_a_collector_gets_what_prometheus_gets(collector: Collector) -> None:
-    with running(otel_endpoint=collector.base) as hub, hub.agent("planner") as planner:
+    with hub_server(otel_endpoint=collector.base) as hub, hub.agent("planner") as planner:
         for number in range(12):
             planner.say("session_open", session=number)
         planner.say("ping", id="last")
@@ -150,7 +150,7 @@ def test_a_collector_gets_what_prometheus_gets(collector: Collector) -> None:
         telemetry.name_and_unit(metric)[0]: metric.about for metric in METRICS
     }
     assert {one.path for one in collector.heard} == {"/v1/metrics"}
-    assert no_thread_is_left()
+    assert wait_for_end_of_threads()
     log = logging.getLogger("opentelemetry.exporter.otlp.proto.http.metric_exporter")
     assert log.filters == []  # others that use it are still heard
 
@@ -164,7 +164,7 @@ def test_figures_are_read_in_the_hubs_event_loop(collector: Collector, monkeypat
         return 0
 
     monkeypatch.setattr(Relay, "connections", property(connections))
-    with running(otel_endpoint=collector.base) as hub:
+    with hub_server(otel_endpoint=collector.base) as hub:
         collector.next()
         assert seen == {hub.call(threading.get_ident)}
 
@@ -179,14 +179,14 @@ def test_names_and_units_follow_the_opentelemetry_conventions() -> None:
 
 @pytest.mark.usefixtures("often")
 def test_the_resource_identifies_the_hub(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running(otel_endpoint=collector.base):
+    with hub_server(otel_endpoint=collector.base):
         first = resource(collector.newest)
     assert first["service.name"] == "headgate"
     assert first["service.version"]
     monkeypatch.setenv("OTEL_SERVICE_NAME", "gatekeeper")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "team=water")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=secret")
-    with running(otel_endpoint=f"{collector.base}/"):
+    with hub_server(otel_endpoint=f"{collector.base}/"):
         collector.next()
     second = resource(collector.newest)
     assert (second["service.name"], second["team"]) == ("gatekeeper", "water")
@@ -197,7 +197,7 @@ def test_the_resource_identifies_the_hub(collector: Collector, monkeypatch: pyte
 
 @pytest.mark.usefixtures("often")
 def test_a_path_in_the_endpoint_is_kept(collector: Collector) -> None:
-    with running(otel_endpoint=f"{collector.base}/some/where?key=1"):
+    with hub_server(otel_endpoint=f"{collector.base}/some/where?key=1"):
         collector.next()
     assert {one.path for one in collector.heard} == {"/some/where?key=1"}
 
@@ -210,7 +210,7 @@ def test_a_failing_collector_is_logged_once_and_again_when_it_recovers(
         return [(line["log_level"], line["event"]) for line in logged if "collector" in line["event"]]
 
     collector.answers.extend([400] * 6)
-    with capture_logs() as logged, running(otel_endpoint=collector.base) as hub, hub.agent("planner") as planner:
+    with capture_logs() as logged, hub_server(otel_endpoint=collector.base) as hub, hub.agent("planner") as planner:
         wait_for(said, "the line in the log")
         assert planner.ask("ping")["type"] == "pong"
         wait_for(lambda: len(said()) == 2, "the second line")
@@ -219,23 +219,23 @@ def test_a_failing_collector_is_logged_once_and_again_when_it_recovers(
     assert len(collector.heard) > 6
     assert gone == ("warning", "metrics can't be sent to the collector; retrying")
     assert back == ("info", "metrics are sent to the collector again")
-    assert complaints(caplog) == []
-    assert no_thread_is_left()
+    assert sdk_warnings(caplog) == []
+    assert wait_for_end_of_threads()
 
 
 @pytest.mark.usefixtures("often")
 def test_the_logged_reason_of_a_failed_export_hides_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "_LAST_EXPORT_TIMEOUT", 600)
     with (
-        nobody() as port,
+        unused_port() as port,
         capture_logs() as logged,
-        running(otel_endpoint=f"http://127.0.0.1:{port}/v1/metrics?a-key"),
+        hub_server(otel_endpoint=f"http://127.0.0.1:{port}/v1/metrics?a-key"),
     ):
         wait_for(lambda: [line for line in logged if "reason" in line], "the line in the log")
     (reason,) = [line["reason"] for line in logged if "reason" in line]
     assert "refused" in reason
     assert "a-key" not in str(logged)
-    assert no_thread_is_left()  # though it would have gone on trying
+    assert wait_for_end_of_threads()  # though it would have gone on trying
 
 
 @pytest.mark.usefixtures("often")
@@ -245,12 +245,12 @@ def test_stopping_does_not_wait_for_a_hanging_collector(
 ) -> None:
     monkeypatch.setattr(telemetry, "_LAST_EXPORT_TIMEOUT", farewell)
     collector.answers.extend([collector.hang] * 2)
-    with running(otel_endpoint=collector.base):
+    with hub_server(otel_endpoint=collector.base):
         wait_for(lambda: collector.heard, "metrics")
-    assert not no_thread_is_left()  # it waits for the answer, and the hub has not waited for it
+    assert not wait_for_end_of_threads()  # it waits for the answer, and the hub has not waited for it
     collector.let_go.set()
-    wait_for(no_thread_is_left, "the end of the thread")
-    assert complaints(caplog) == []
+    wait_for(wait_for_end_of_threads, "the end of the thread")
+    assert sdk_warnings(caplog) == []
 
 
 @pytest.mark.long
@@ -259,7 +259,7 @@ def test_the_program_sends_the_last_figures_when_it_stops(collector: Collector, 
     patient += f"telemetry._LOOP_TIMEOUT = telemetry._LAST_EXPORT_TIMEOUT = {PATIENCE}\n"
     (tmp_path / "sitecustomize.py").write_text(patient)
     surroundings = {"PYTHONPATH": f"{tmp_path}:{PACKAGES}", "OTEL_METRIC_EXPORT_INTERVAL": "3600000", **PATIENT}
-    with program(tmp_path / "data", "--otel-endpoint", collector.base, environment=surroundings) as hub:
+    with hub_process(tmp_path / "data", "--otel-endpoint", collector.base, environment=surroundings) as hub:
         with hub.http("") as anyone:
             anyone.get("/api/agents")
         assert collector.heard == []  # an hour isn't over

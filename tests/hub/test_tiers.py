@@ -7,8 +7,8 @@ import pytest
 from headgate import Policy
 from headgate.hub.app import Hub
 from headgate.hub.monitoring.metrics import exposition
-from tests.support.admin import LIMITS, called, changes, ping
-from tests.support.hub import ADMIN, VIEWER, hub_settings, running
+from tests.support.admin import LIMITS, direct_client, list_changes, ping
+from tests.support.hub import ADMIN, VIEWER, hub_server, hub_settings
 from tests.support.prometheus import samples, value
 
 BULK = Policy(
@@ -21,7 +21,7 @@ EVERYWHERE = {"light": "120/minute", "normal": "60/minute", "heavy": "10/minute"
 
 
 def test_b1_frames_and_responses_name_a_tier_of_the_policy() -> None:
-    with running(BULK) as hub, hub.agent_and_http("planner") as (wire, client):
+    with hub_server(BULK) as hub, hub.agent_and_http("planner") as (wire, client):
         assert [wire.ask("ping")["type"], wire.ask("ping")["tier"]] == ["pong", "bulk"]
         assert wire.hear()["type"] == "pong"
         denied = wire.ask("ping")
@@ -34,7 +34,7 @@ def test_b1_frames_and_responses_name_a_tier_of_the_policy() -> None:
 
 
 def test_b6_limits_of_a_tier_of_the_policy_are_listed_and_changed_at_once() -> None:
-    with running(BULK) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire:
+    with hub_server(BULK) as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire:
         assert admin.get(LIMITS).json()["defaults"] == {"ws": EVERYWHERE, "http": EVERYWHERE}
         assert ping(wire, 3) == ["pong", "pong", "rate_limited"]
         answer = admin.put(f"{LIMITS}/planner", json={"ws": {"bulk": "3/minute"}, "bulk": "9/minute"}).json()
@@ -45,7 +45,7 @@ def test_b6_limits_of_a_tier_of_the_policy_are_listed_and_changed_at_once() -> N
         assert admin.delete(f"{LIMITS}/planner").json()["limits"]["http"] == {**EVERYWHERE, "bulk": "5/minute"}
         assert ping(wire, 6) == ["pong"] * 5 + ["rate_limited"]
         both = "override of 'planner' for bulk set to 9/minute, override of 'planner' for ws bulk set to 3/minute"
-        assert both in changes(admin)
+        assert both in list_changes(admin)
         admin.post(f"{LIMITS}/whitelist", json={"agent_id": "planner"})
         answer = admin.put(f"{LIMITS}/planner", json={"bulk": "1/s"}).json()
         assert set(answer["limits"]["ws"].values()) == {"unlimited"}
@@ -65,14 +65,14 @@ def test_b6_limits_of_a_tier_of_the_policy_are_listed_and_changed_at_once() -> N
     ],
 )
 async def test_b6_an_unknown_tier_is_refused_by_a_text_that_lists_the_tiers(path: str, body: Any, detail: str) -> None:
-    async with Hub(hub_settings(), BULK) as hub, called(hub) as admin:
+    async with Hub(hub_settings(), BULK) as hub, direct_client(hub) as admin:
         method = "POST" if path == "check" else "PUT"
         answer = await admin.request(method, f"/api/admin/{path}", json=body)
         assert (answer.status_code, answer.json()) == (400, {"error": "invalid", "detail": detail})
 
 
 def test_b7_a_card_shows_the_bucket_of_a_tier_of_the_policy() -> None:
-    with running(BULK) as hub, hub.http(VIEWER) as viewer, hub.agent("planner") as wire:
+    with hub_server(BULK) as hub, hub.http(VIEWER) as viewer, hub.agent("planner") as wire:
         wire.ask("ping")
         wire.ask("session_open", session="s")
         (card,) = viewer.get("/api/dashboard/state").json()["agents"]
@@ -80,7 +80,7 @@ def test_b7_a_card_shows_the_bucket_of_a_tier_of_the_policy() -> None:
 
 
 async def test_b7_a_tier_that_is_removed_while_a_card_is_made_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Hub(hub_settings(), BULK) as hub, called(hub, VIEWER) as viewer:
+    async with Hub(hub_settings(), BULK) as hub, direct_client(hub, VIEWER) as viewer:
         await hub.stats.check("a", "http", "light", 12)
         await hub.stats.check("a", "ws", "bulk")
         peek = hub.gate.apeek
@@ -97,7 +97,7 @@ async def test_b7_a_tier_that_is_removed_while_a_card_is_made_is_left_out(monkey
 
 @pytest.mark.parametrize("moment", ["find_limit", "acheck_limit"])
 async def test_a_request_passes_while_its_tier_is_removed(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Hub(hub_settings(), BULK) as hub, called(hub) as admin:
+    async with Hub(hub_settings(), BULK) as hub, direct_client(hub) as admin:
         registered = await admin.post("/api/admin/agents", json={"agent_id": "planner"})
         original = getattr(hub.gate, moment)
 
@@ -112,7 +112,7 @@ async def test_a_request_passes_while_its_tier_is_removed(moment: str, monkeypat
             return result
 
         monkeypatch.setattr(hub.gate, moment, areload_after if moment == "acheck_limit" else reload_after)
-        async with called(hub, registered.json()["token"]) as client:
+        async with direct_client(hub, registered.json()["token"]) as client:
             answer = await client.get("/api/mailbox")
         assert (answer.status_code, hub.gate.policy) == (200, Policy())
         assert "ratelimit" in answer.headers
@@ -130,7 +130,7 @@ async def test_the_series_of_checks_follow_the_tiers_of_the_policy() -> None:
 
 
 def test_a_reload_adds_a_tier_for_open_connections_and_removes_it() -> None:
-    with running() as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire:
+    with hub_server() as hub, hub.http(ADMIN) as admin, hub.agent("planner") as wire:
         hub.call(hub.hub.gate.reload, BULK)
         assert ping(wire, 3) == ["pong", "pong", "rate_limited"]
         admin.put(f"{LIMITS}/planner", json={"bulk": "4/minute"})
@@ -138,6 +138,6 @@ def test_a_reload_adds_a_tier_for_open_connections_and_removes_it() -> None:
         assert ping(wire, 5) == ["pong"] * 5
         assert admin.get(LIMITS).json()["overrides"] == {}
         assert admin.get("/api/dashboard/state").status_code == 200
-        assert changes(admin) == ["override of 'planner' for bulk set to 4/minute"]
+        assert list_changes(admin) == ["override of 'planner' for bulk set to 4/minute"]
         hub.call(hub.hub.gate.reload, BULK)
         assert ping(wire, 5) == ["pong"] * 4 + ["rate_limited"]

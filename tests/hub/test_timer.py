@@ -8,13 +8,8 @@ import pytest
 from headgate import ManualClock
 from headgate.hub.timer import Timer
 from headgate.limits.clock import MonotonicClock
+from tests.support.event_loop import take_turns
 from tests.support.valkey import PATIENCE
-
-
-async def turns() -> None:
-    """Let the loop do what is due."""
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("wait", [0.000001, 1, 60])
@@ -23,13 +18,13 @@ async def test_a_timer_fires_once_and_exactly_on_time(wait: float) -> None:
     Timer(clock, clock.now() + round(wait * 1_000_000), lambda: fired.append(clock.now()))
     if wait > 0.000001:
         clock.advance(wait - 0.000001)
-        await turns()
+        await take_turns(5)
     assert fired == []
     clock.advance(0.000001)
-    await turns()
+    await take_turns(5)
     assert fired == [1_000_000_000 + wait * 1_000_000]
     clock.advance(100)
-    await turns()
+    await take_turns(5)
     assert len(fired) == 1
 
 
@@ -37,7 +32,7 @@ async def test_a_timer_in_the_past_fires_at_the_next_turn_of_the_loop() -> None:
     clock, fired = ManualClock(start=1000), []
     Timer(clock, 5, lambda: fired.append(True))
     assert fired == []
-    await turns()
+    await take_turns(5)
     assert fired == [True]
 
 
@@ -50,7 +45,7 @@ async def test_a_cancelled_timer_does_nothing(due: bool) -> None:
         await asyncio.sleep(0)  # it has been told, and is about to fire
     timer.cancel()
     clock.advance(1)
-    await turns()
+    await take_turns(5)
     assert fired == []
     timer.cancel()
 
@@ -92,8 +87,8 @@ async def test_a_timer_waits_when_the_clock_steps_back() -> None:
     Timer(clock, clock.now() + 1_000_000, lambda: fired.append(True))
     clock.advance(1)
     clock.step_back(1)  # before the loop has looked
-    await turns()
+    await take_turns(5)
     assert fired == []
     clock.advance(1)
-    await turns()
+    await take_turns(5)
     assert fired == [True]

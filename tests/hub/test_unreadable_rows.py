@@ -14,8 +14,8 @@ import pytest
 from headgate import Gate, MemoryStore, Policy
 from headgate.gate.changes import exemption, override
 from headgate.hub.agents.registry import Grant
-from tests.support.account_alerts import settled, shown, spend
-from tests.support.hub import ADMIN, AgentConnection, Running, running
+from tests.support.account_alerts import dashboard_alerts, spend, wait_until_idle
+from tests.support.hub import ADMIN, AgentConnection, HubServer, hub_server
 
 SIGNAL = {"type": "seen", "entity": "door", "weight": 1, "timestamp": 1}
 NOT_TEXT = "CAST(x'c328' AS TEXT)"
@@ -45,7 +45,7 @@ def first_keys(path: Path, table: str) -> list[str]:
         return [column[1] for column in db.execute(f"PRAGMA table_info({table})") if column[5]]
 
 
-def damage(path: Path, table: str, columns: list[str], value: str) -> int:
+def overwrite_first_row(path: Path, table: str, columns: list[str], value: str) -> int:
     """Write a value into columns of a table's first row; how many rows were changed."""
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         where = "rowid = (SELECT min(rowid) FROM {0})"
@@ -62,8 +62,8 @@ def damage(path: Path, table: str, columns: list[str], value: str) -> int:
 
 
 @contextmanager
-def persistent(data: Path, **changes: Any) -> Iterator[Running]:
-    with running(Policy(exempt=["planner", "other"]), data=data, **changes) as hub:
+def persistent_hub(data: Path, **changes: Any) -> Iterator[HubServer]:
+    with hub_server(Policy(exempt=["planner", "other"]), data=data, **changes) as hub:
         yield hub
 
 
@@ -71,7 +71,7 @@ def persistent(data: Path, **changes: Any) -> Iterator[Running]:
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     """The data of a hub that has a row in every table, and the tokens of its agents."""
     data = tmp_path_factory.mktemp("data")
-    with persistent(data, admin_token="") as hub:
+    with persistent_hub(data, admin_token="") as hub:
         tokens = {name: hub.register(name) for name in ("planner", "other", "a")}
         hub.run(hub.hub.registry.invite(Grant(account="acme")))
         hub.run(hub.hub.gate.achange([override("x", "heavy", "blocked")], by="me"))
@@ -121,7 +121,7 @@ def execute(place: Path, *statements: str) -> None:
             db.execute(statement)
 
 
-def use(hub: Running, tokens: dict[str, str]) -> None:
+def use(hub: HubServer, tokens: dict[str, str]) -> None:
     """Read from every table, with every means that there is. Nothing fails, and every answer is JSON."""
     with hub.http(ADMIN) as admin:
         for path in ("agents", "tasks", "rate-limits", "changes"):
@@ -164,8 +164,10 @@ def test_the_hub_starts_with_a_damaged_row_in_every_table(
         place = copy_of(data, tmp_path / f"data-{number}")
         for name, table, columns in found:
             chosen = columns if number is None else columns[number : number + 1]
-            damage(place / name, table, [one for one in chosen if one != "number"], DAMAGES[how])  # a rowid is an int
-        with persistent(place) as hub:
+            overwrite_first_row(
+                place / name, table, [one for one in chosen if one != "number"], DAMAGES[how]
+            )  # a rowid is an int
+        with persistent_hub(place) as hub:
             use(hub, tokens)
 
 
@@ -196,7 +198,7 @@ def test_what_was_skipped_is_logged_once_and_without_secrets(
         secrets += [row[0].hex() for row in db.execute("SELECT digest FROM agents")]
         db.execute(f"UPDATE {table} SET {column} = {column} || '!'")
         count = db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-    with persistent(place, admin_token="" if table == "settings" else ADMIN) as hub:
+    with persistent_hub(place, admin_token="" if table == "settings" else ADMIN) as hub:
         agent, path = READERS[table] or ("other", "tasks")
         with hub.http(tokens[agent]) as http:
             for _ in range(3):
@@ -211,7 +213,12 @@ def test_what_was_skipped_is_logged_once_and_without_secrets(
 
 def test_the_name_of_an_unreadable_agent_stays_taken(place: Path, tokens: dict[str, str]) -> None:
     execute(place, "UPDATE agents SET digest = 'gone' WHERE agent = 'planner'", "DELETE FROM tasks")
-    with persistent(place) as hub, hub.http() as stranger, hub.http(ADMIN) as admin, hub.http(tokens["planner"]) as own:
+    with (
+        persistent_hub(place) as hub,
+        hub.http() as stranger,
+        hub.http(ADMIN) as admin,
+        hub.http(tokens["planner"]) as own,
+    ):
         assert stranger.post("/api/onboard/register", json={"agent_id": "planner"}).status_code == 409
         assert own.get("/api/mailbox").status_code == 401
         token = admin.post("/api/admin/agents/planner/token").json()["token"]
@@ -222,7 +229,7 @@ def test_the_name_of_an_unreadable_agent_stays_taken(place: Path, tokens: dict[s
 def test_nobody_registers_while_an_agents_name_cannot_be_read(place: Path, tokens: dict[str, str]) -> None:
     """The free id that a stranger asks for may be the one that was lost."""
     execute(place, f"UPDATE agents SET agent = {NOT_TEXT} WHERE agent = 'planner'")
-    with persistent(place) as hub, hub.http() as stranger, hub.http(tokens["other"]) as other:
+    with persistent_hub(place) as hub, hub.http() as stranger, hub.http(tokens["other"]) as other:
         answer = stranger.post("/api/onboard/register", json={"agent_id": "planner"})
         assert (answer.status_code, answer.json()["error"]) == (503, "unavailable")
         assert other.get("/api/mailbox").status_code == 200, "known agents go on"
@@ -231,22 +238,25 @@ def test_nobody_registers_while_an_agents_name_cannot_be_read(place: Path, token
 def test_a_damaged_name_of_an_agent_stops_no_alert_of_an_account(tmp_path: Path) -> None:
     policy = Policy(accounts={"default": {"agent": {"usd": "10 in all"}}})
     for start in ("first", "again"):
-        with MemoryStore(remember=tmp_path / "limits.db") as store, running(policy, store=store, data=tmp_path) as hub:
+        with (
+            MemoryStore(remember=tmp_path / "limits.db") as store,
+            hub_server(policy, store=store, data=tmp_path) as hub,
+        ):
             if start == "first":
                 hub.register("planner")
                 hub.register("writer")
                 execute(tmp_path, "INSERT INTO agents VALUES ('bad' || char(10) || 'name', zeroblob(32), 1)")
             assert spend(hub, "8", "planner" if start == "first" else "writer")
-            settled(hub)
-            found = {alert["account"] for alert in shown(hub)}
+            wait_until_idle(hub)
+            found = {alert["account"] for alert in dashboard_alerts(hub)}
             assert found == ({"-/-/planner"} if start == "first" else {"-/-/planner", "-/-/writer"})
 
 
 def test_the_admin_gets_a_new_token_if_the_old_one_cannot_be_read(place: Path, tokens: dict[str, str]) -> None:
-    assert damage(place / "hub.db", "settings", ["value"], "'00ff'") == 1
+    assert overwrite_first_row(place / "hub.db", "settings", ["value"], "'00ff'") == 1
     token = ""
     for start in ("created", "known"):
-        with persistent(place, admin_token="") as hub:
+        with persistent_hub(place, admin_token="") as hub:
             created = hub.hub.tokens.created
             assert bool(created) is (start == "created")
             token = created or token
@@ -258,18 +268,18 @@ def test_an_open_session_whose_limit_cannot_be_read_is_closed_and_not_unlimited(
     place: Path, tokens: dict[str, str]
 ) -> None:
     execute(place, "UPDATE sessions SET limited = '1/fortnight' WHERE session = 'a'", "DELETE FROM tasks")
-    with persistent(place) as hub, hub.agent("planner", tokens["planner"]) as wire:
+    with persistent_hub(place) as hub, hub.agent("planner", tokens["planner"]) as wire:
         assert wire.ask("session_signal", session="a", signal=SIGNAL)["error"] == "session_closed"
         assert wire.ask("session_signal", session="b", signal=SIGNAL)["type"] == "signal_logged"
         assert wire.ask("session_open", session="a", rate=1, burst=1)["type"] == "session_opened"
 
 
 def test_a_session_of_any_rate_survives_a_restart(tmp_path: Path) -> None:
-    with persistent(tmp_path) as hub:
+    with persistent_hub(tmp_path) as hub:
         token = hub.register("planner")
         with hub.agent("planner", token) as wire:
             limit = wire.ask("session_open", session="s", rate=2**-20, burst=1)["limit"]
-    with persistent(tmp_path) as hub, hub.agent("planner", token) as wire:
+    with persistent_hub(tmp_path) as hub, hub.agent("planner", token) as wire:
         assert wire.ask("session_open", session="s", rate=2**-20, burst=1)["limit"] == limit
 
 

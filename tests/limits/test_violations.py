@@ -12,7 +12,7 @@ from tests.support.refusals import refusal
 SECOND = 1_000_000
 
 
-def walk(backoff: Backoff, *times: float) -> list[tuple[int, float, bool]]:
+def count_violations(backoff: Backoff, *times: float) -> list[tuple[int, float, bool]]:
     """Count, advised wait and alert of violations at these times."""
     offender = ViolationRecord()
     found = []
@@ -24,7 +24,7 @@ def walk(backoff: Backoff, *times: float) -> list[tuple[int, float, bool]]:
 
 
 def test_a9_consecutive_violations_escalate_the_advised_wait() -> None:
-    assert walk(Backoff(), 0, 1, 2, 3, 4, 5, 6) == [
+    assert count_violations(Backoff(), 0, 1, 2, 3, 4, 5, 6) == [
         (1, 1.0, False),
         (2, 2.0, False),
         (3, 5.0, False),
@@ -36,7 +36,7 @@ def test_a9_consecutive_violations_escalate_the_advised_wait() -> None:
 
 
 def test_a9_after_a_quiet_minute_the_count_starts_again() -> None:
-    counts = [count for count, _, _ in walk(Backoff(), 0, 59.999999, 119.999998, 179.999998, 180)]
+    counts = [count for count, _, _ in count_violations(Backoff(), 0, 59.999999, 119.999998, 179.999998, 180)]
     assert counts == [1, 2, 3, 1, 2]
 
 
@@ -50,17 +50,17 @@ def test_a10_the_quiet_period_ends_exactly_after_it() -> None:
 
 
 def test_b8_ten_violations_within_five_minutes_raise_one_alert() -> None:
-    alerts = [alert for _, _, alert in walk(Backoff(), *range(30))]
+    alerts = [alert for _, _, alert in count_violations(Backoff(), *range(30))]
     assert alerts == [False] * 9 + [True] + [False] * 20
 
 
 @pytest.mark.parametrize(("last", "alert"), [(299.999999, True), (300, False)])
 def test_b8_the_five_minutes_may_begin_at_any_time(last: float, alert: bool) -> None:
-    assert walk(Backoff(), 0, *[100] * 8, last)[-1][2] is alert
+    assert count_violations(Backoff(), 0, *[100] * 8, last)[-1][2] is alert
 
 
 def test_b8_no_other_alert_for_five_minutes_then_armed_again() -> None:
-    at = [alert for _, _, alert in walk(Backoff(), *range(1000))]
+    at = [alert for _, _, alert in count_violations(Backoff(), *range(1000))]
     assert [i for i, alert in enumerate(at) if alert] == [9, 309, 609, 909]
 
 
@@ -73,7 +73,7 @@ def test_a13_an_offender_is_idle_when_its_violations_no_longer_count() -> None:
 
 
 def test_a5_a_clock_that_steps_back_forgives_nothing() -> None:
-    assert [count for count, _, _ in walk(Backoff(), 100, 40, 99, 159)] == [1, 2, 3, 4]
+    assert [count for count, _, _ in count_violations(Backoff(), 100, 40, 99, 159)] == [1, 2, 3, 4]
 
 
 def test_backoff_is_a_value() -> None:

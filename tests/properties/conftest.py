@@ -9,7 +9,7 @@ import pytest
 from headgate import ManualClock, MemoryStore, RedisStore
 from headgate.stores.base import Store
 from headgate.stores.harness import MakeStore
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 
 @pytest.fixture(scope="module", params=["memory", pytest.param("redis", marks=[pytest.mark.long, pytest.mark.once])])
@@ -18,7 +18,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
     if request.param == "memory":
         yield lambda clock: MemoryStore(clock=clock)
         return
-    server: Server = request.getfixturevalue("redis_server")
+    server: ValkeyServer = request.getfixturevalue("redis_server")
     made: deque[RedisStore] = deque()
 
     def make_one(clock: ManualClock) -> Store:

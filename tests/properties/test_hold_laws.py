@@ -30,7 +30,7 @@ from headgate.stores.harness import HoldHarness, MakeStore
 from headgate.stores.hold_walks import compare_holds, random_asked, random_hold_steps, random_overlaps
 from headgate.stores.holds import HoldStore
 from headgate.stores.reference import BucketModel, WindowModel
-from tests.support.limit_strategies import MICROSECOND, limits, spans_for, spread
+from tests.support.limit_strategies import MICROSECOND, limits, numbers_of_any_size, spans_for
 
 budgets = st.builds(Budget, st.integers(1, 50), st.sampled_from([None, "hour", "day", "week", "month", "year"]))
 with_budgets: st.SearchStrategy[Limit] = st.one_of(limits, budgets, st.tuples(limits, budgets).map(AllOf))
@@ -45,7 +45,7 @@ def peeks(harness: HoldHarness) -> list[object]:
 
 def use(harness: HoldHarness, data: st.DataObject) -> None:
     """Give a key a history, with holds that are open, ended and expired."""
-    costs = st.one_of(st.just(harness.limit.capacity), spread(1, harness.limit.capacity))
+    costs = st.one_of(st.just(harness.limit.capacity), numbers_of_any_size(1, harness.limit.capacity))
     for number in range(data.draw(st.integers(0, 6))):
         harness.clock.advance(data.draw(spans_for(harness.limit)) * MICROSECOND)
         cost = data.draw(costs)
@@ -91,7 +91,7 @@ def test_no_span_passes_more_than_its_limits(make: MakeStore, data: st.DataObjec
     """A hold counts when it was made, with what it was settled with, or 0 if it was released."""
     limit = data.draw(limits)
     harness = HoldHarness(make, limit)
-    costs = st.one_of(st.just(limit.capacity), spread(1, limit.capacity))
+    costs = st.one_of(st.just(limit.capacity), numbers_of_any_size(1, limit.capacity))
     passed: list[tuple[int, str]] = []
     counted: dict[str, int] = {}
     for number in range(data.draw(st.integers(1, 20))):
@@ -123,7 +123,7 @@ def test_a_denial_changes_nothing(make: MakeStore, limit: Limit, data: st.DataOb
     harness = HoldHarness(make, limit)
     use(harness, data)
     before = peeks(harness)
-    cost = data.draw(st.one_of(st.just(limit.capacity), spread(1, limit.capacity)))
+    cost = data.draw(st.one_of(st.just(limit.capacity), numbers_of_any_size(1, limit.capacity)))
     assert harness.hold(limit.capacity + 1).state == "denied"
     assert peeks(harness) == before
     if harness.hold(cost).state == "open":
@@ -139,8 +139,8 @@ def test_a_hold_that_is_cancelled_at_once_is_nothing(make: MakeStore, limit: Lim
     harness = HoldHarness(make, limit)
     use(harness, data)
     before = peeks(harness)
-    if harness.hold(data.draw(spread(1, limit.capacity))).state == "open":
-        for more in data.draw(st.lists(spread(1, limit.capacity), max_size=3)):
+    if harness.hold(data.draw(numbers_of_any_size(1, limit.capacity))).state == "open":
+        for more in data.draw(st.lists(numbers_of_any_size(1, limit.capacity), max_size=3)):
             harness.extend(more)
         harness.cancel()
     assert peeks(harness) == before
@@ -150,12 +150,14 @@ def test_a_hold_that_is_cancelled_at_once_is_nothing(make: MakeStore, limit: Lim
 def test_a_hold_that_is_settled_at_once_is_a_charge(make: MakeStore, limit: Limit, data: st.DataObject) -> None:
     harness = HoldHarness(make, limit)
     charged = HoldHarness(make, limit)
-    for span, cost in data.draw(st.lists(st.tuples(spans_for(limit), spread(1, limit.capacity)), max_size=5)):
+    for span, cost in data.draw(
+        st.lists(st.tuples(spans_for(limit), numbers_of_any_size(1, limit.capacity)), max_size=5)
+    ):
         for one in (harness, charged):
             one.clock.advance(span * MICROSECOND)
             one.check(limit, cost=cost)
-    actual = data.draw(spread(1, 2 * limit.capacity))
-    if harness.hold(data.draw(spread(1, limit.capacity))).state == "open":
+    actual = data.draw(numbers_of_any_size(1, 2 * limit.capacity))
+    if harness.hold(data.draw(numbers_of_any_size(1, limit.capacity))).state == "open":
         assert harness.settle(actual).decision == charged.apply(Verb.CHARGE, limit, cost=actual)
     for span in data.draw(st.lists(spans_for(limit), max_size=3)):
         for one in (harness, charged):

@@ -11,7 +11,16 @@ from headgate.limits.notation import limit_of
 from headgate.stores.base import Verb
 from headgate.stores.conformance import compare_with_reference
 from headgate.stores.reference import BucketModel, Model, WindowModel
-from tests.support.limit_strategies import DAY, MICROSECOND, YEAR, bucket_parts, buckets, limits, spans_for, spread
+from tests.support.limit_strategies import (
+    DAY,
+    MICROSECOND,
+    YEAR,
+    bucket_parts,
+    buckets,
+    limits,
+    numbers_of_any_size,
+    spans_for,
+)
 
 LONGEST = (2**53 - 1) / 1e6
 
@@ -25,7 +34,7 @@ def limiter_of(limit: Limit) -> tuple[Limiter, ManualClock]:
 def test_a4_no_interval_passes_more_than_capacity_and_refill(data: st.DataObject) -> None:
     bucket = data.draw(buckets())
     limiter, clock = limiter_of(bucket)
-    costs = st.one_of(st.just(bucket.capacity), spread(1, bucket.capacity))
+    costs = st.one_of(st.just(bucket.capacity), numbers_of_any_size(1, bucket.capacity))
     passed: list[tuple[int, int]] = []
     for span, cost in data.draw(st.lists(st.tuples(spans_for(bucket), costs), max_size=25)):
         clock.advance(span * MICROSECOND)
@@ -43,7 +52,7 @@ def test_a4_no_interval_passes_more_than_capacity_and_refill(data: st.DataObject
 def test_a1_a_retry_is_denied_until_its_wait_is_over_and_then_passes(data: st.DataObject) -> None:
     limit = data.draw(limits)
     limiter, clock = limiter_of(limit)
-    costs = st.one_of(st.just(limit.capacity), spread(1, limit.capacity))
+    costs = st.one_of(st.just(limit.capacity), numbers_of_any_size(1, limit.capacity))
     for span, cost in data.draw(st.lists(st.tuples(spans_for(limit), costs), min_size=1, max_size=10)):
         clock.advance(span * MICROSECOND)
         decision = limiter.check("a", cost)
@@ -61,12 +70,12 @@ def test_a1_a_retry_is_denied_until_its_wait_is_over_and_then_passes(data: st.Da
 def test_a6_peeking_loses_no_refill(data: st.DataObject) -> None:
     limit = data.draw(limits)
     (looked_at, clock), (left_alone, other_clock) = limiter_of(limit), limiter_of(limit)
-    cost = data.draw(spread(1, limit.capacity))
+    cost = data.draw(numbers_of_any_size(1, limit.capacity))
     looked_at.check("a", cost), left_alone.check("a", cost)
     for span in data.draw(st.lists(spans_for(limit), max_size=20)):
         clock.advance(span * MICROSECOND)
         other_clock.advance(span * MICROSECOND)
-        looked_at.peek("a", data.draw(spread(1, limit.capacity)))
+        looked_at.peek("a", data.draw(numbers_of_any_size(1, limit.capacity)))
     assert looked_at.peek("a") == left_alone.peek("a")
 
 
@@ -76,7 +85,7 @@ def test_a1_a_denied_check_charges_nothing(data: st.DataObject) -> None:
     limiter, clock = limiter_of(limit)
     for span in data.draw(st.lists(spans_for(limit), max_size=10)):
         clock.advance(span * MICROSECOND)
-        limiter.check("a", data.draw(spread(1, limit.capacity)))
+        limiter.check("a", data.draw(numbers_of_any_size(1, limit.capacity)))
         before = [limiter.peek("a", cost) for cost in (1, limit.capacity)]
         if not limiter.check("a", limit.capacity):
             assert [limiter.peek("a", cost) for cost in (1, limit.capacity)] == before
@@ -88,8 +97,8 @@ def test_refund_never_lifts_a_bucket_above_its_capacity(bucket: TokenBucket, dat
     limiter, clock = limiter_of(bucket)
     for span in data.draw(st.lists(spans_for(bucket), max_size=8)):
         clock.advance(span * MICROSECOND)
-        limiter.check("a", data.draw(spread(1, bucket.capacity)))
-        assert limiter.refund("a", data.draw(spread(1, 10**18))).remaining <= bucket.capacity
+        limiter.check("a", data.draw(numbers_of_any_size(1, bucket.capacity)))
+        assert limiter.refund("a", data.draw(numbers_of_any_size(1, 10**18))).remaining <= bucket.capacity
         assert not limiter.peek("a", bucket.capacity + 1)
 
 
@@ -113,7 +122,7 @@ def models(draw: st.DrawFn) -> list[Model]:
 def test_any_sequence_of_steps_equals_the_reference(found: list[Model], data: st.DataObject) -> None:
     limit = limit_of("limits", [model.limit for model in found])
     spans = st.one_of(spans_for(limit), st.integers(-900_000, -1))
-    costs = st.one_of(st.integers(1, 30), spread(1, 10**6) if len(limit.parts) == 1 else st.just(1))
+    costs = st.one_of(st.integers(1, 30), numbers_of_any_size(1, 10**6) if len(limit.parts) == 1 else st.just(1))
     if any(isinstance(model, WindowModel) for model in found):
         costs = st.integers(1, 30)
     steps = st.lists(st.tuples(st.sampled_from(list(Verb)), spans, costs), max_size=20)
@@ -123,7 +132,7 @@ def test_any_sequence_of_steps_equals_the_reference(found: list[Model], data: st
 @given(buckets(), st.data())
 def test_a2_a_bucket_is_full_exactly_at_its_reset(bucket: TokenBucket, data: st.DataObject) -> None:
     limiter, clock = limiter_of(bucket)
-    limiter.check("a", data.draw(spread(1, bucket.capacity)))
+    limiter.check("a", data.draw(numbers_of_any_size(1, bucket.capacity)))
     reset = limiter.peek("a").reset_after
     assume(reset < 5 * YEAR / 1e6)
     clock.advance(reset - MICROSECOND)

@@ -74,7 +74,7 @@ SLOTS = st.tuples(st.just(Slots), BURSTS)
 SINGLE = st.one_of(BUCKETS, WINDOWS, st.sampled_from([(lambda: UNLIMITED,), (lambda: BLOCKED,)]))
 
 
-def built(call: tuple[Callable[..., Limit], *tuple[Any, ...]]) -> Limit | None:
+def built_or_none(call: tuple[Callable[..., Limit], *tuple[Any, ...]]) -> Limit | None:
     """The limit, or None if it was refused with a text that says what would do."""
     try:
         return call[0](*call[1:])
@@ -93,7 +93,7 @@ def built(call: tuple[Callable[..., Limit], *tuple[Any, ...]]) -> Limit | None:
 @example((limited, 1e20, 1))
 @example((TokenBucket, 1, Fraction(1, 10**40), Fraction(1, 10**40)))
 def test_e2_whatever_is_built_can_be_written_down_and_read_back(call: Any) -> None:
-    limit = built(call)
+    limit = built_or_none(call)
     if limit is not None:
         assert parse(str(limit)) == limit
         assert str(parse(str(limit))) == str(limit)
@@ -103,9 +103,9 @@ def test_e2_whatever_is_built_can_be_written_down_and_read_back(call: Any) -> No
 @example([(limited, 1, 1), (limited, 1, 1)])
 @example([(limited, 1, 1)])
 def test_e2_several_limits_can_be_written_down_and_read_back(calls: list[Any]) -> None:
-    limits = [limit for limit in map(built, calls) if limit is not None]
+    limits = [limit for limit in map(built_or_none, calls) if limit is not None]
     assume(limits)
-    joined = built((AllOf, limits))
+    joined = built_or_none((AllOf, limits))
     if joined is None:
         assert len(set(limits)) == 1
     else:
@@ -114,9 +114,9 @@ def test_e2_several_limits_can_be_written_down_and_read_back(calls: list[Any]) -
 
 @given(st.lists(budgets(), min_size=2, max_size=4))
 def test_different_budgets_are_joined_if_their_costs_have_the_same_decimals(calls: list[Any]) -> None:
-    limits = [limit for limit in map(built, calls) if limit is not None]
+    limits = [limit for limit in map(built_or_none, calls) if limit is not None]
     assume(len(set(limits)) > 1)
-    joined = built((AllOf, limits))
+    joined = built_or_none((AllOf, limits))
     if joined is None:
         several = len({limit.decimals for limit in limits}) > 1
         assert several or len({limit.identity for limit in limits}) < len(set(limits))
@@ -127,7 +127,7 @@ def test_different_budgets_are_joined_if_their_costs_have_the_same_decimals(call
 
 @given(st.lists(SINGLE, min_size=1, max_size=4))
 def test_limits_in_one_text_are_read_as_one_limit(calls: list[Any]) -> None:
-    limits = [limit for limit in map(built, calls) if limit is not None]
+    limits = [limit for limit in map(built_or_none, calls) if limit is not None]
     assume(limits)
     limit = parse("; ".join(map(str, limits)))
     assert set(limit.parts) == set(limits)

@@ -29,7 +29,7 @@ Server = Callable[[int], RateLimitHeaders]
 
 
 @dataclass
-class Window:
+class ForeignWindow:
     """The limit of a foreign server: a quota for each window, which returns all at once."""
 
     quota: int
@@ -39,11 +39,11 @@ class Window:
     """Headers of the draft; else the triple, which doesn't state the window."""
 
 
-Kind = TokenBucket | SlidingWindow | Window
+Kind = TokenBucket | SlidingWindow | ForeignWindow
 
 
 def serve(kind: Kind) -> Server:
-    if isinstance(kind, Window):
+    if isinstance(kind, ForeignWindow):
         return partial(decide_by_window, kind, Counter())
     clock = ManualClock()
     return partial(decide_by_limiter, Limiter(kind, store=MemoryStore(clock=clock)), clock)
@@ -54,7 +54,7 @@ def decide_by_limiter(limiter: Limiter, clock: ManualClock, now: int) -> RateLim
     return headers_of(limiter.check("a"), limiter.limit)
 
 
-def decide_by_window(kind: Window, counted: Counter[int], now: int) -> RateLimitHeaders:
+def decide_by_window(kind: ForeignWindow, counted: Counter[int], now: int) -> RateLimitHeaders:
     number, into = divmod(now - kind.begins, kind.seconds * SECOND)
     wait = -(-(kind.seconds * SECOND - into) // SECOND)
     policy = QuotaPolicy("theirs", kind.quota, kind.seconds) if kind.draft else QuotaPolicy("", kind.quota)
@@ -84,7 +84,7 @@ class Network:
         return self.chance.randint(self.longest_answer // 2, self.longest_answer)
 
 
-class Client:
+class SimulatedClient:
     """Sends a number of requests, some of them concurrently, and records what happens."""
 
     def __init__(self, server: Server, network: Network, requests: int, abreast: int = 1, jitter: float = 0.0) -> None:
@@ -174,7 +174,7 @@ buckets = st.builds(
 ).filter(lambda bucket: bucket.capacity * bucket.per / bucket.refill < 100_000)
 sliding = st.builds(SlidingWindow, st.integers(1, 30), st.sampled_from([1, 2, 7, 10, 60, 3600]))
 windows = st.builds(
-    Window, st.integers(1, 30), st.sampled_from([1, 2, 7, 10, 60, 3600]), st.integers(-3600 * SECOND, 0)
+    ForeignWindow, st.integers(1, 30), st.sampled_from([1, 2, 7, 10, 60, 3600]), st.integers(-3600 * SECOND, 0)
 )
 kinds = st.one_of(buckets, sliding, windows, windows.map(lambda kind: replace(kind, draft=False)))
 networks = st.builds(
@@ -195,14 +195,14 @@ jitters = st.sampled_from([0.0, 0.03])
         (per_minute(60), 440),
         (per_minute(60, burst=10), 490),
         (SlidingWindow(60, 60), 480),
-        (Window(60, 60, begins=0), 480),
-        (Window(60, 60, begins=0, draft=False), 480),
+        (ForeignWindow(60, 60, begins=0), 480),
+        (ForeignWindow(60, 60, begins=0, draft=False), 480),
     ],
     ids=["60 a minute", "burst 10", "sliding", "window", "window, triple"],
 )
 def test_500_requests_at_60_a_minute_take_at_most_5_percent_too_long(kind: Kind, ideal: int, abreast: int) -> None:
     network = Network(7, longest_way=5 * MILLISECOND, longest_answer=5 * MILLISECOND)
-    client = Client(serve(kind), network, 500, abreast, jitter=0.03).play()
+    client = SimulatedClient(serve(kind), network, 500, abreast, jitter=0.03).play()
     assert len(client.sent) == 500, "no request was denied"
     assert ideal - 1 <= client.took <= ideal * 1.05
 
@@ -214,7 +214,7 @@ def test_no_request_is_denied_after_the_first_answer(
 ) -> None:
     if isinstance(kind, SlidingWindow):  # the refill between late answers can only be guessed
         network.longest_answer = min(network.longest_answer, 10 * MILLISECOND)
-    client = Client(serve(kind), network, requests, abreast, jitter).play()
+    client = SimulatedClient(serve(kind), network, requests, abreast, jitter).play()
     assert (client.in_vain, client.early) == ([], [])
 
 
@@ -229,10 +229,10 @@ def test_no_request_is_denied_after_the_first_answer(
     abreasts,
 )
 def test_all_requests_pass_in_at_most_5_percent_more_than_the_ideal_time(
-    kind: TokenBucket | Window, network: Network, requests: int, abreast: int
+    kind: TokenBucket | ForeignWindow, network: Network, requests: int, abreast: int
 ) -> None:
-    client = Client(serve(kind), network, requests, abreast, jitter=0.03).play()
-    if isinstance(kind, Window):
+    client = SimulatedClient(serve(kind), network, requests, abreast, jitter=0.03).play()
+    if isinstance(kind, ForeignWindow):
         waits = (requests - 1) // kind.quota
         first = kind.seconds - -kind.begins % (kind.seconds * SECOND) / SECOND
         ideal = first + (waits - 1) * kind.seconds if waits else 0
@@ -257,7 +257,7 @@ def test_waits_are_respected_and_all_requests_pass_despite_other_clients_and_los
         return server(now)
 
     network.lost = lost
-    client = Client(shared, network, requests, abreast, jitter=0.03).play()
+    client = SimulatedClient(shared, network, requests, abreast, jitter=0.03).play()
     assert len(client.passed) == requests
     assert client.early == []
 

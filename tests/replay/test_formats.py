@@ -20,7 +20,7 @@ from headgate.replay.logfile import LogFile, ReplayError
 from headgate.replay.options import RouteRule
 from headgate.replay.report import Report
 from headgate.replay.timestamps import format_timestamp, parse_number, parse_timestamp
-from tests.support.log_files import BEGIN, access_line, replayed, write_csv, write_log
+from tests.support.log_files import BEGIN, access_line, replay_report, write_csv, write_log
 
 pytestmark = pytest.mark.once
 
@@ -108,7 +108,7 @@ LINES = [
     ],
 )
 def test_access_logs_count_for_users_or_addresses(key: str, whose: list[str], skipped: int, tmp_path: Path) -> None:
-    report = replayed(write_log(tmp_path, "\n".join(LINES)), policy=BLOCKED, key=key)
+    report = replay_report(write_log(tmp_path, "\n".join(LINES)), policy=BLOCKED, key=key)
     assert report.logs[0].format == "access"
     assert (report.lines.malformed, report.lines.skipped, report.lines.used) == (0, skipped, 7 - skipped)
     assert sorted(agents(report)) == whose
@@ -128,7 +128,7 @@ def test_access_logs_count_for_users_or_addresses(key: str, whose: list[str], sk
     ],
 )
 def test_a_malformed_access_log_line_is_shown_and_skipped(line: str, reason: str, tmp_path: Path) -> None:
-    report = replayed(write_log(tmp_path, f"{access_line()}\n{line}\n\n  \n{access_line()}"))
+    report = replay_report(write_log(tmp_path, f"{access_line()}\n{line}\n\n  \n{access_line()}"))
     assert (report.lines.read, report.lines.used, report.lines.malformed, report.lines.blank) == (5, 2, 1, 2)
     assert report.reasons == {reason: 1}
     (shown,) = report.first_malformed
@@ -139,7 +139,7 @@ def test_a_malformed_access_log_line_is_shown_and_skipped(line: str, reason: str
 
 def test_the_first_ten_bad_lines_are_shown(tmp_path: Path) -> None:
     bad = [f"\x07 {number} \u202e" + "x" * 500 for number in range(30)]
-    report = replayed(write_log(tmp_path, "\n".join([access_line(), *bad])))
+    report = replay_report(write_log(tmp_path, "\n".join([access_line(), *bad])))
     assert (report.lines.malformed, len(report.first_malformed)) == (30, 10)
     assert [one.line for one in report.first_malformed] == list(range(2, 12))
     assert report.first_malformed[0].text == "\\x07 0 \\u202e" + "x" * 195 + "…"
@@ -147,7 +147,7 @@ def test_the_first_ten_bad_lines_are_shown(tmp_path: Path) -> None:
 
 def test_bytes_that_are_not_utf8_are_escaped(tmp_path: Path) -> None:
     odd = access_line(user="j\udcff").encode("utf-8", "surrogateescape")
-    report = replayed(write_log(tmp_path, b"\xef\xbb\xbf" + access_line().encode() + b"\n" + odd), policy=BLOCKED)
+    report = replay_report(write_log(tmp_path, b"\xef\xbb\xbf" + access_line().encode() + b"\n" + odd), policy=BLOCKED)
     assert agents(report) == {"10.0.0.1": 1, "j\\xff": 1}
 
 
@@ -174,13 +174,13 @@ def test_routes_say_what_a_request_is(tmp_path: Path) -> None:
         ("-", "normal"),
     ]
     log = write_log(tmp_path, "\n".join([access_line(more={"request": request}) for request, _ in asked]))
-    report = replayed(log, policy=BLOCKED, routes=tuple(map(RouteRule.parse, routes)))
+    report = replay_report(log, policy=BLOCKED, routes=tuple(map(RouteRule.parse, routes)))
     tiers = [tier for _, tier in asked]
     assert {one.tier: one.outcomes.requests for one in report.policies[0].tiers} == {
         t: tiers.count(t) for t in set(tiers)
     }
     assert report.unknown_actions == []
-    ws = replayed(log, channel="ws", tier="light", routes=(RouteRule.parse("POST *=identify"),))
+    ws = replay_report(log, channel="ws", tier="light", routes=(RouteRule.parse("POST *=identify"),))
     assert [(one.channel, one.tier, one.outcomes.requests) for one in ws.policies[0].tiers] == [
         ("ws", "light", 8),
         ("ws", "heavy", 3),
@@ -206,7 +206,7 @@ def test_a_route_that_is_none_is_refused(text: str) -> None:
 )  # fmt: skip
 def test_tiers_and_channels_unknown_to_the_policy_are_refused(how: dict[str, Any], text: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput) as error:
-        replayed(write_log(tmp_path, access_line()), **how)
+        replay_report(write_log(tmp_path, access_line()), **how)
     assert str(error.value) == text
 
 
@@ -226,7 +226,7 @@ def test_json_lines_by_their_names(tmp_path: Path) -> None:
         {"time": BEGIN * 1000, "agent": "a", "method": "POST", "path": "/api/tasks?x", "other": [1, {}]},
         {"time": BEGIN, "agent": "a", "method": "POST", "path": "/api/tasks", "channel": "ws"},
     )
-    report = replayed(log, policy=BLOCKED, routes=(RouteRule.parse("POST /api/tasks=heavy"),))
+    report = replay_report(log, policy=BLOCKED, routes=(RouteRule.parse("POST /api/tasks=heavy"),))
     assert report.logs[0].format == "json"
     assert agents(report) == {"a": 4, "42": 1}
     assert {(one.channel, one.tier): one.outcomes.requests for one in report.policies[0].tiers} == {
@@ -246,7 +246,7 @@ def test_fields_may_have_other_names_and_lie_within_others(tmp_path: Path) -> No
         {"ts": BEGIN, "request": 7},
     )
     fields = {"time": "ts", "agent": "request.user.id", "cost": "tokens"}
-    report = replayed(log, policy=Policy(limits={"normal": "1/minute"}, warn_at=1), fields=fields)
+    report = replay_report(log, policy=Policy(limits={"normal": "1/minute"}, warn_at=1), fields=fields)
     assert report.policies[0].outcomes.allowed == 1
     assert agents(report) == {"a": 1}
     assert report.reasons == {"no field 'request.user.id' for the agent": 2}
@@ -282,7 +282,7 @@ NO_TEXTS: list[dict[str, object]] = [{"channel": 7}, {"tier": ["heavy"]}, {"acti
     ],
 )
 def test_a_bad_object_is_reported_with_its_reason(bad: object, reason: str, tmp_path: Path) -> None:
-    report = replayed(objects(tmp_path, GOOD, bad, GOOD))
+    report = replay_report(objects(tmp_path, GOOD, bad, GOOD))
     assert report.reasons == {reason: 1}
     assert (report.lines.used, report.first_malformed[0].line) == (2, 2)
 
@@ -292,7 +292,7 @@ def test_many_long_actions_and_paths_fill_no_memory(tmp_path: Path) -> None:
     asked += [GOOD | {"method": "GET", "path": f"/{number}/" + "y" * 50_000} for number in range(30)]
     log = objects(tmp_path, *asked)
     tracemalloc.start()
-    report = replayed(log, routes=(RouteRule.parse("GET /7/*=heavy"),))
+    report = replay_report(log, routes=(RouteRule.parse("GET /7/*=heavy"),))
     kept, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert kept < 200_000 < 60 * 50_000
@@ -315,7 +315,7 @@ def test_csv_by_the_names_of_its_columns(delimiter: str, tmp_path: Path) -> None
         ["b", "", BEGIN, " 2 "],
     ]
     writer.writerows(rows)
-    report = replayed(write_log(tmp_path, out.getvalue(), "a.csv"), policy=BLOCKED, fields={"time": "user time"})
+    report = replay_report(write_log(tmp_path, out.getvalue(), "a.csv"), policy=BLOCKED, fields={"time": "user time"})
     assert report.logs[0].format == "csv"
     assert agents(report) == {"a,b;c": 1, "b": 1}
     assert (report.lines.read, report.lines.blank, report.lines.malformed) == (4, 1, 0)
@@ -333,7 +333,7 @@ def test_csv_by_the_names_of_its_columns(delimiter: str, tmp_path: Path) -> None
     ],
 )
 def test_a_bad_record_is_reported_with_its_reason(line: str, reason: str, tmp_path: Path) -> None:
-    report = replayed(write_log(tmp_path, f"time,agent,cost\n{BEGIN},a,1\n{line}\n{BEGIN},a,\n"))
+    report = replay_report(write_log(tmp_path, f"time,agent,cost\n{BEGIN},a,1\n{line}\n{BEGIN},a,\n"))
     assert report.reasons == {reason: 1}
     assert (report.lines.used, report.first_malformed[0].line) == (2, 3)
 
@@ -341,7 +341,7 @@ def test_a_bad_record_is_reported_with_its_reason(line: str, reason: str, tmp_pa
 def test_a_missing_column_is_reported_with_the_columns_found(tmp_path: Path) -> None:
     log = write_log(tmp_path, "when,who\x1b\n1,a\n")
     with pytest.raises(ReplayError) as error:
-        replayed(log)
+        replay_report(log)
     assert str(error.value) == (
         f"{log}: expected a column 'time' in the header, got: when, who\\x1b; "
         "--field time=NAME names the one for the time"
@@ -352,7 +352,7 @@ def test_a_missing_column_is_reported_with_the_columns_found(tmp_path: Path) -> 
 
 
 def test_the_first_lines_tell_the_format_whatever_else_is_there(tmp_path: Path) -> None:
-    report = replayed(write_log(tmp_path, f"# a comment\nboot\n{access_line()}\n{access_line()}\n{{}}\n"))
+    report = replay_report(write_log(tmp_path, f"# a comment\nboot\n{access_line()}\n{access_line()}\n{{}}\n"))
     assert (report.logs[0].format, report.lines.used, report.lines.malformed) == ("access", 2, 3)
 
 
@@ -360,7 +360,7 @@ def test_the_first_lines_tell_the_format_whatever_else_is_there(tmp_path: Path) 
 def test_a_log_of_unknown_format_is_refused(text: str, tmp_path: Path) -> None:
     log = write_log(tmp_path, text)
     with pytest.raises(ReplayError) as error:
-        replayed(log)
+        replay_report(log)
     first = text.strip().partition("\n")[0]
     got = f"got: {first}" if first else "got an empty log"
     assert str(error.value) == (
@@ -372,7 +372,7 @@ def test_a_log_of_unknown_format_is_refused(text: str, tmp_path: Path) -> None:
 def test_a_log_without_requests_is_refused(tmp_path: Path) -> None:
     log = objects(tmp_path, {"ts": 1, "agent": "\x1b"}, {"ts": 2})
     with pytest.raises(ReplayError) as error:
-        replayed(log)
+        replay_report(log)
     assert str(error.value).splitlines() == [
         f"{log}: expected requests, got none in 2 lines read as json",
         '  line 1: no field \'time\' for the time: {"ts": 1, "agent": "\\u001b"}',
@@ -380,22 +380,22 @@ def test_a_log_without_requests_is_refused(tmp_path: Path) -> None:
         "  --format sets the log format, --field the names of its fields, --key the agent's identity",
     ]
     with pytest.raises(ReplayError, match="expected requests, got none in 1 lines read as csv"):
-        replayed(write_log(tmp_path, "time,agent\n"), format="csv")
+        replay_report(write_log(tmp_path, "time,agent\n"), format="csv")
     with pytest.raises(ReplayError, match="expected requests, got an empty log"):
-        replayed(write_log(tmp_path, ""))
+        replay_report(write_log(tmp_path, ""))
 
 
 def test_an_unreadable_log_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ReplayError) as error:
-        replayed(str(tmp_path / "none"))
+        replay_report(str(tmp_path / "none"))
     assert (
         str(error.value)
         == f"{tmp_path / 'none'}: can't read the log: No such file or directory; '-' reads standard input"
     )
     with pytest.raises(ReplayError, match=r"can't read the log: Is a directory$"):
-        replayed(str(tmp_path))
+        replay_report(str(tmp_path))
     with pytest.raises(ReplayError, match="standard input: expected once among the logs, got it twice"):
-        replayed("-", "-")
+        replay_report("-", "-")
 
 
 # Bytes ---------------------------------------------------------------------------------------------------------------
@@ -404,8 +404,8 @@ MANY = "\n".join([access_line(user=f"user-{number % 500}") for number in range(5
 
 
 def test_gzip_is_known_by_its_first_bytes(tmp_path: Path) -> None:
-    plain = replayed(write_log(tmp_path, MANY), share=Fraction(1, 10))
-    packed = replayed(write_log(tmp_path, MANY, "b.log", compressed=True), share=Fraction(1, 10))
+    plain = replay_report(write_log(tmp_path, MANY), share=Fraction(1, 10))
+    packed = replay_report(write_log(tmp_path, MANY, "b.log", compressed=True), share=Fraction(1, 10))
     assert packed.policies == plain.policies
     assert packed.suggestions == plain.suggestions
     assert (packed.lines.used, packed.logs[0].damage) == (5000, "")
@@ -413,7 +413,7 @@ def test_gzip_is_known_by_its_first_bytes(tmp_path: Path) -> None:
 
 def test_gzip_in_parts_with_padding(tmp_path: Path) -> None:
     data = gzip.compress(f"{MANY}\n".encode()) + gzip.compress(MANY.encode()) + b"\0" * 600_000
-    report = replayed(write_log(tmp_path, data))
+    report = replay_report(write_log(tmp_path, data))
     assert (report.lines.used, report.logs[0].damage) == (10_000, "")
 
 
@@ -430,7 +430,7 @@ def test_gzip_that_unpacks_to_much_more_is_read_a_block_at_a_time(tmp_path: Path
 
 def test_truncated_gzip_counts_up_to_its_end(tmp_path: Path) -> None:
     packed = gzip.compress(MANY.encode())
-    report = replayed(write_log(tmp_path, packed[: len(packed) // 2]), share=Fraction(0))
+    report = replay_report(write_log(tmp_path, packed[: len(packed) // 2]), share=Fraction(0))
     assert 1000 < report.lines.used < 4000
     assert report.logs[0].damage == "truncated gzip data; read up to its end"
 
@@ -438,23 +438,23 @@ def test_truncated_gzip_counts_up_to_its_end(tmp_path: Path) -> None:
 def test_damaged_gzip_counts_up_to_the_damage(tmp_path: Path) -> None:
     packer = zlib.compressobj(wbits=31)
     data = packer.compress(MANY.encode()) + packer.flush(zlib.Z_FULL_FLUSH) + b"\x07 is no kind of block"
-    report = replayed(write_log(tmp_path, data))
+    report = replay_report(write_log(tmp_path, data))
     assert report.lines.used == 5000
     assert report.logs[0].damage == "damaged gzip data; read up to the damage"
     packed = gzip.compress(MANY.encode())
     checksum = packed[:-8] + zlib.crc32(b"other").to_bytes(4, "little") + packed[-4:]
-    report = replayed(write_log(tmp_path, checksum))
+    report = replay_report(write_log(tmp_path, checksum))
     assert report.lines.used == 5000
     assert report.logs[0].damage == "damaged gzip data; read up to the damage"
     log = write_log(tmp_path, packed[:10] + b"\x07" * 99)
     with pytest.raises(ReplayError) as error:
-        replayed(log)
+        replay_report(log)
     assert str(error.value) == f"{log}: expected a readable log, got damaged gzip data; read up to the damage"
 
 
 def test_a_line_without_an_end_fills_no_memory(tmp_path: Path) -> None:
     long = "x" * 3_000_000
-    report = replayed(
+    report = replay_report(
         write_log(
             tmp_path, f"{access_line()}\n{long}\n{access_line()}\n{access_line()} {long}\n{access_line(user='last')}"
         )
@@ -466,12 +466,12 @@ def test_a_line_without_an_end_fills_no_memory(tmp_path: Path) -> None:
 
 
 def test_a_stream_can_be_read_again_for_suggestions(tmp_path: Path) -> None:
-    report = replayed(write_log(tmp_path, MANY), share=Fraction(0))
+    report = replay_report(write_log(tmp_path, MANY), share=Fraction(0))
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     thread = threading.Thread(target=lambda: fifo.write_bytes(gzip.compress(MANY.encode())))
     thread.start()
-    again = replayed(str(fifo), share=Fraction(0))
+    again = replay_report(str(fifo), share=Fraction(0))
     thread.join()
     assert again.policies == report.policies
     assert again.suggestions == report.suggestions
@@ -480,7 +480,7 @@ def test_a_stream_can_be_read_again_for_suggestions(tmp_path: Path) -> None:
 def test_progress_is_reported_in_bytes_and_lines(tmp_path: Path) -> None:
     told: list[tuple[int, int | None, int]] = []
     log = write_log(tmp_path, MANY)
-    replayed(log, write_csv(tmp_path, [(0, "a", "light")]), on_progress=lambda *one: told.append(one))
+    replay_report(log, write_csv(tmp_path, [(0, "a", "light")]), on_progress=lambda *one: told.append(one))
     size = len(MANY) + Path(tmp_path, "log.csv").stat().st_size
     assert told[-1] == (size, size, 5002)
     assert [one[2] for one in told] == sorted(one[2] for one in told)

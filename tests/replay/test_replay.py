@@ -18,7 +18,7 @@ from headgate.replay.report import AgentReport, OutcomeCounts
 from headgate.replay.suggest import HIGHEST
 from headgate.replay.timeline import MAX_INTERVALS, Timeline
 from headgate.replay.timestamps import format_timestamp
-from tests.support.log_files import BEGIN, replayed, write_csv, write_log
+from tests.support.log_files import BEGIN, replay_report, write_csv, write_log
 
 pytestmark = pytest.mark.once
 
@@ -31,7 +31,7 @@ def test_a_bucket_of_ten_a_minute(tmp_path: Path) -> None:
     # Twelve at once: ten pass, and of those the two that leave less than a fifth are warnings. One token comes back
     # every six seconds: at 5.9 none is there, at 6 one, which leaves nothing, at 66 ten are.
     rows = [(0, "a", "heavy")] * 12 + [(5.9, "a", "heavy"), (6, "a", "heavy"), (6, "a", "heavy"), (66, "a", "heavy")]
-    report = replayed(write_csv(tmp_path, rows))
+    report = replay_report(write_csv(tmp_path, rows))
     (policy,) = report.policies
     assert policy.outcomes == counts(allowed=9, warned=3, denied=4)
     (tier,) = policy.tiers
@@ -48,7 +48,7 @@ def test_agents_channels_and_tiers_have_buckets_of_their_own(tmp_path: Path) -> 
     rows = [
         (0, agent, channel, tier) for agent in "ab" for channel in ("ws", "http") for tier in ("light", "normal")
     ] * 4
-    report = replayed(write_csv(tmp_path, rows, "time,agent,channel,tier"), policy=policy)
+    report = replay_report(write_csv(tmp_path, rows, "time,agent,channel,tier"), policy=policy)
     found = {(one.channel, one.tier): (one.limit, one.outcomes) for one in report.policies[0].tiers}
     assert found == {
         ("ws", "light"): ("2/minute", counts(4, 0, 4)),
@@ -95,7 +95,7 @@ def test_exemptions_overrides_and_costs_are_honoured(tmp_path: Path) -> None:
     policy = Policy(limits={"normal": "3/minute"}, exempt=["vip"], agents={"own": {"normal": "5/minute"}}, warn_at=1)
     rows = [(0, agent, 1) for agent in ("vip", "own", "plain") for _ in range(6)]
     rows += [(60, "plain", 3), (60, "plain", 1), (120, "plain", 4)]
-    report = replayed(write_csv(tmp_path, rows, "time,agent,cost"), policy=policy)
+    report = replay_report(write_csv(tmp_path, rows, "time,agent,cost"), policy=policy)
     assert report.policies[0].outcomes == counts(allowed=5 + 3 + 1, denied=1 + 3 + 2, exempt=6)
     assert [(one.agent, one.outcomes.denied) for one in report.policies[0].worst] == [("plain", 5), ("own", 1)]
 
@@ -104,18 +104,18 @@ def test_an_enforced_backoff_denies_what_the_bucket_would_let_pass(tmp_path: Pat
     # Denied at 0 and told to wait a second; at 0.5 that isn't over, and the next wait is two seconds: until 2.5.
     rows = [(0, "a", "light"), (0, "a", "light"), (0.5, "a", "heavy"), (2.4, "a", "normal"), (9, "a", "normal")]
     backoff = {"steps": [1, 2, 5], "enforce": True}
-    report = replayed(
+    report = replay_report(
         write_csv(tmp_path, rows), policy=Policy(limits={"light": "1/minute"}, backoff=backoff, warn_at=1)
     )
     assert report.policies[0].outcomes == counts(allowed=2, denied=3)
-    relaxed = replayed(write_csv(tmp_path, rows), policy=Policy(limits={"light": "1/minute"}, warn_at=1))
+    relaxed = replay_report(write_csv(tmp_path, rows), policy=Policy(limits={"light": "1/minute"}, warn_at=1))
     assert relaxed.policies[0].outcomes == counts(allowed=4, denied=1)
 
 
 @pytest.mark.parametrize("watched", [{"shadow": True}, {"shadow": ["normal"]}, {"agents": {"a": {"shadow": True}}}])
 def test_requests_in_shadow_mode_pass_and_are_counted_apart(watched: dict[str, object], tmp_path: Path) -> None:
     policy = Policy(limits={"normal": "2/minute"}, **watched)
-    report = replayed(write_csv(tmp_path, [(0, "a", "normal")] * 5), policy=policy)
+    report = replay_report(write_csv(tmp_path, [(0, "a", "normal")] * 5), policy=policy)
     (found,) = report.policies
     assert found.outcomes == counts(allowed=2, shadowed=3)
     assert found.worst == [AgentReport("a", counts(allowed=2, shadowed=3), 0, None, None)]
@@ -125,7 +125,7 @@ def test_requests_in_shadow_mode_pass_and_are_counted_apart(watched: dict[str, o
 def test_denied_agents_come_before_shadowed_ones(tmp_path: Path) -> None:
     policy = Policy(limits={"normal": "1/minute"}, agents={"watched": {"shadow": True}})
     rows = [(0, "watched", "normal")] * 9 + [(0, "b", "normal")] * 3 + [(0, "a", "normal")] * 3
-    (found,) = replayed(write_csv(tmp_path, rows), policy=policy).policies
+    (found,) = replay_report(write_csv(tmp_path, rows), policy=policy).policies
     assert [(one.agent, one.outcomes.denied, one.outcomes.shadowed) for one in found.worst] == [
         ("a", 2, 0),
         ("b", 2, 0),
@@ -136,7 +136,7 @@ def test_denied_agents_come_before_shadowed_ones(tmp_path: Path) -> None:
 def test_b8_alerts_are_counted_with_agent_and_time(tmp_path: Path) -> None:
     # Ten violations within five minutes raise one; none for the next five minutes, then another ten.
     rows = [(0, "calm", "heavy")] * 19 + [(1, "loud", "heavy")] * 40 + [(301, "loud", "heavy")] * 20
-    report = replayed(write_csv(tmp_path, rows))
+    report = replay_report(write_csv(tmp_path, rows))
     (found,) = report.policies
     assert found.alerts == 2
     assert [(one.time, one.agent) for one in found.first_alerts] == [
@@ -148,7 +148,7 @@ def test_b8_alerts_are_counted_with_agent_and_time(tmp_path: Path) -> None:
 
 def test_the_first_hundred_alerts_are_kept(tmp_path: Path) -> None:
     policy = Policy(limits={"normal": "blocked"}, alerts={"violations": 1})
-    (found,) = replayed(
+    (found,) = replay_report(
         write_csv(tmp_path, [(0, f"agent {number}", "normal") for number in range(120)]), policy=policy
     ).policies
     assert (found.alerts, len(found.first_alerts), found.first_alerts[99].agent) == (120, 100, "agent 99")
@@ -157,19 +157,19 @@ def test_the_first_hundred_alerts_are_kept(tmp_path: Path) -> None:
 def test_time_never_goes_back(tmp_path: Path) -> None:
     # The line at 3 counts as at 60: were it to fill the bucket at 3 and again at 60, more would pass.
     rows = [(0, "a", "normal"), (60, "a", "normal"), (3, "a", "normal"), (50, "b", "normal"), (60, "a", "normal")]
-    report = replayed(write_csv(tmp_path, rows), policy=Policy(limits={"normal": "1/minute"}, warn_at=1))
+    report = replay_report(write_csv(tmp_path, rows), policy=Policy(limits={"normal": "1/minute"}, warn_at=1))
     assert (report.lines.late, report.lines.late_by) == (2, 57.0)
     assert report.policies[0].outcomes == counts(allowed=3, denied=2)
     assert report.last == format_timestamp((BEGIN + 60) * 1_000_000)
     rows = [(0, "a", "normal"), (60, "b", "normal"), (3, "a", "normal")]  # at 60 the bucket is full again
-    report = replayed(write_csv(tmp_path, rows), policy=Policy(limits={"normal": "1/minute"}, warn_at=1))
+    report = replay_report(write_csv(tmp_path, rows), policy=Policy(limits={"normal": "1/minute"}, warn_at=1))
     assert report.policies[0].outcomes == counts(allowed=3)
 
 
 def test_actions_are_classified_by_each_policy(tmp_path: Path) -> None:
     log = write_csv(tmp_path, [(0, "a", "post_task"), (0, "a", "dance")], "time,agent,action")
     other = Policy(actions={"http": {"post_task": "light", "dance": "heavy"}})
-    report = replayed(log, other=other)
+    report = replay_report(log, other=other)
     assert [[one.tier for one in policy.tiers] for policy in report.policies] == [
         ["normal", "heavy"],
         ["light", "heavy"],
@@ -181,7 +181,7 @@ def test_two_policies_in_one_pass(tmp_path: Path) -> None:
     rows = [(0, "big", "normal")] * 9 + [(0, "small", "light")] * 4 + [(90, "big", "normal"), (90, "third", "normal")]
     old = Policy(limits={"normal": "5/minute"}, warn_at=1)
     new = Policy(limits={"light": "2/minute"}, warn_at=1)
-    report = replayed(write_csv(tmp_path, rows), policy=old, other=new)
+    report = replay_report(write_csv(tmp_path, rows), policy=old, other=new)
     before, after = report.policies
     assert (before.policy, before.outcomes) == ("now", counts(11, 0, 4))
     assert (after.policy, after.outcomes) == ("next", counts(13, 0, 2))
@@ -194,8 +194,8 @@ def test_two_policies_in_one_pass(tmp_path: Path) -> None:
     assert before.timeline[0].outcomes == counts(9, 0, 4)
     assert after.timeline[0].outcomes == counts(11, 0, 2)
     assert before.timeline[90].outcomes == after.timeline[90].outcomes == counts(2)
-    assert replayed(write_csv(tmp_path, rows), policy=old).policies == [before]
-    assert replayed(write_csv(tmp_path, rows), policy=new).difference is None
+    assert replay_report(write_csv(tmp_path, rows), policy=old).policies == [before]
+    assert replay_report(write_csv(tmp_path, rows), policy=new).difference is None
 
 
 # When ----------------------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_two_policies_in_one_pass(tmp_path: Path) -> None:
 
 def test_the_timeline_stays_short_and_loses_nothing(tmp_path: Path) -> None:
     rows = [(number * 37, "a", "normal") for number in range(2000)]
-    report = replayed(write_csv(tmp_path, rows))
+    report = replay_report(write_csv(tmp_path, rows))
     timeline = report.policies[0].timeline
     assert report.interval == 600.0  # of 240 such intervals 123 are needed
     assert len(timeline) == 124 <= MAX_INTERVALS
@@ -249,7 +249,7 @@ def test_the_table_of_agents_is_bounded_and_keeps_the_worst() -> None:
     assert 100 <= agents.short_by <= 100 * 5
 
 
-def streamed(lines: Callable[[int], str], count: int) -> Player:
+def replay_stream(lines: Callable[[int], str], count: int) -> Player:
     """A replay of lines that exist nowhere as a whole, with a small table of agents."""
     reader, writer = os.pipe()
 
@@ -277,7 +277,7 @@ def test_memory_follows_the_live_agents_and_not_the_log() -> None:
     peaks = []
     for count in (1_500, 5_000):
         tracemalloc.start()
-        player = streamed(line, count)
+        player = replay_stream(line, count)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         tiers = player.policies[0].tiers
@@ -292,7 +292,7 @@ def test_memory_follows_the_live_agents_and_not_the_log() -> None:
 
 def test_a_limit_for_each_tier_that_has_requests(tmp_path: Path) -> None:
     rows = [(0, "a", "heavy")] * 30 + [(5, f"agent {number}", "light") for number in range(100)]
-    report = replayed(write_csv(tmp_path, rows), share=Fraction(1, 10))
+    report = replay_report(write_csv(tmp_path, rows), share=Fraction(1, 10))
     assert report.suggestions is not None
     light, heavy = report.suggestions
     assert (light.tier, light.limit, light.requests, light.denied, light.denied_one_less) == ("light", 1, 100, 0, None)
@@ -319,7 +319,7 @@ def test_suggestions_leave_out_agents_with_other_limits(tmp_path: Path) -> None:
     rows = [(0, agent, "heavy") for agent in ["vip"] * 50 + ["own"] * 40 + ["elsewhere"] * 5 + ["watched"] * 4]
     # Half a bucket later: under a backoff that is enforced they would be denied. The second comes late.
     rows += [(30, "elsewhere", "heavy"), (0, "elsewhere", "heavy")]
-    report = replayed(write_csv(tmp_path, rows), policy=policy, share=Fraction(0))
+    report = replay_report(write_csv(tmp_path, rows), policy=policy, share=Fraction(0))
     assert report.suggestions is not None
     (heavy,) = report.suggestions
     assert (heavy.limit, heavy.requests, heavy.denied, heavy.denied_one_less) == (5, 11, 0, 1)
@@ -327,7 +327,7 @@ def test_suggestions_leave_out_agents_with_other_limits(tmp_path: Path) -> None:
 
 def test_costs_of_exempt_agents_do_not_matter(tmp_path: Path) -> None:
     log = write_csv(tmp_path, [(0, "vip", 9), (0, "a", 1), (0, "vip", 8)], "time,agent,cost")
-    report = replayed(log, policy=Policy(exempt=["vip"]), share=Fraction(0))
+    report = replay_report(log, policy=Policy(exempt=["vip"]), share=Fraction(0))
     assert report.suggestions is not None
     assert [(one.limit, one.requests, one.lowest) for one in report.suggestions] == [(1, 1, True)]
 
@@ -335,7 +335,7 @@ def test_costs_of_exempt_agents_do_not_matter(tmp_path: Path) -> None:
 def test_with_differing_costs_a_lower_limit_may_do(tmp_path: Path) -> None:
     # Of 5 a minute the large one takes all, and four are denied; of 1 to 4 a minute only the large one and some are.
     rows = [(0, "a", 5), (0, "a", 1), (0, "a", 1), (0, "a", 1), (0, "a", 1)]
-    report = replayed(write_csv(tmp_path, rows, "time,agent,cost"), share=Fraction(0))
+    report = replay_report(write_csv(tmp_path, rows, "time,agent,cost"), share=Fraction(0))
     assert report.suggestions is not None
     (found,) = report.suggestions
     assert (found.limit, found.denied, found.denied_one_less, found.lowest) == (9, 0, 1, False)
@@ -343,7 +343,7 @@ def test_with_differing_costs_a_lower_limit_may_do(tmp_path: Path) -> None:
 
 
 def test_a_tier_that_no_limit_satisfies_is_reported(tmp_path: Path) -> None:
-    report = replayed(write_csv(tmp_path, [(0, "a", HIGHEST + 1)], "time,agent,cost"), share=Fraction(0))
+    report = replay_report(write_csv(tmp_path, [(0, "a", HIGHEST + 1)], "time,agent,cost"), share=Fraction(0))
     assert report.suggestions is not None
     assert report.suggestions[0].limit is None
     assert f"# normal: no limit up to {HIGHEST:,}/minute is high enough" in report.toml()
@@ -351,14 +351,14 @@ def test_a_tier_that_no_limit_satisfies_is_reported(tmp_path: Path) -> None:
 
 def test_an_empty_log_beside_another_is_no_mistake(tmp_path: Path) -> None:
     empty = write_log(tmp_path, "", "empty.log")
-    report = replayed(empty, write_csv(tmp_path, [(0, "a", "normal")]))
+    report = replay_report(empty, write_csv(tmp_path, [(0, "a", "normal")]))
     assert [log.name.rpartition("/")[2] for log in report.logs] == ["log.csv"]
 
 
 def test_several_logs_are_read_in_the_order_of_their_times(tmp_path: Path) -> None:
     newer = write_csv(tmp_path, [(100, "a", "normal")], name="a.csv")
     older = write_csv(tmp_path, [(0, "a", "normal")] * 2, name="b.csv")
-    report = replayed(newer, older, share=Fraction(0))
+    report = replay_report(newer, older, share=Fraction(0))
     assert [log.name for log in report.logs] == [older, newer]
     assert (report.lines.late, report.lines.used) == (0, 3)
     assert report.suggestions is not None

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,17 +10,18 @@ import pytest
 
 from headgate import ManualClock
 from headgate.stores.redis import RedisStore, fallback
-from tests.support.valkey import PATIENCE, Server, cluster
+from tests.support.restarts import Restarts
+from tests.support.valkey import PATIENCE, ValkeyServer, cluster
 
 
 @pytest.fixture(scope="module")
-def masters() -> Iterator[list[Server]]:
+def masters() -> Iterator[list[ValkeyServer]]:
     with cluster() as nodes:
         yield nodes
 
 
 @pytest.fixture
-def server(server: Server) -> Server:
+def server(server: ValkeyServer) -> ValkeyServer:
     """The server of the file, empty."""
     with server.client() as client:
         client.flushall()
@@ -27,7 +29,7 @@ def server(server: Server) -> Server:
 
 
 @pytest.fixture
-def raw(server: Server) -> Iterator[Any]:
+def raw(server: ValkeyServer) -> Iterator[Any]:
     """A plain client of the empty server."""
     with server.client() as client:
         client.config_resetstat()
@@ -35,26 +37,14 @@ def raw(server: Server) -> Iterator[Any]:
 
 
 @pytest.fixture
-def own() -> Iterator[Server]:
-    """A server for one test, which may end it."""
-    with Server() as server:
-        yield server
-
-
-@pytest.fixture
-def store(server: Server) -> Iterator[RedisStore]:
+def store(server: ValkeyServer) -> Iterator[RedisStore]:
     """A store on the server's clock."""
     with RedisStore(server.url, timeout=PATIENCE) as store:
         yield store
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(start=1000)
-
-
-@pytest.fixture
-def still(server: Server, clock: ManualClock) -> Iterator[RedisStore]:
+def still(server: ValkeyServer, clock: ManualClock) -> Iterator[RedisStore]:
     """A store on a clock that stands still at 1,000 s."""
     with RedisStore(server.url, timeout=PATIENCE, clock=clock) as store:
         yield store
@@ -79,3 +69,11 @@ def _leave_nothing_open() -> Iterator[None]:
     """What a test has left open is found while it is still to blame."""
     yield
     gc.collect()
+
+
+@pytest.fixture
+def restarts(tmp_path: Path) -> Iterator[Restarts]:
+    """A file of limits, and the processes that use it one after another."""
+    made = Restarts(tmp_path / "limits.db")
+    yield made
+    made.close()

@@ -27,12 +27,12 @@ from tests.support.account_campaign import (
     LIMITS,
     LOW,
     RESOURCES,
-    declared,
+    declared_limits,
 )
 from tests.support.cluster import steady_cluster
-from tests.support.hold_campaign import Line, Record, microseconds, recorded
+from tests.support.hold_campaign import Line, Record, microseconds, read_record
 from tests.support.holder_processes import HOLDERS, KILLS, Holders, judge, starts_of_hours
-from tests.support.redis_store import keys_of, time_of
+from tests.support.redis_store import keys_of, server_time
 from tests.support.valkey import PATIENCE, wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.once]
@@ -47,13 +47,13 @@ def test_no_level_is_exceeded_and_usage_adds_up_when_holders_are_killed(tmp_path
     with ExitStack() as stack:
         nodes = stack.enter_context(steady_cluster())
         raws = [stack.enter_context(node.client()) for node in nodes]
-        limits = declared(starts_of_hours(raws[0]))
+        limits = declared_limits(starts_of_hours(raws[0]))
         module = "tests.support.account_campaign"
         holders = stack.enter_context(Holders(module, nodes, tmp_path, WRITTEN))
         holders.kill_some(HOLDERS, KILLS)
-        ended = time_of(raws[0])
+        ended = server_time(raws[0])
         calls = holders.history()
-        wait_for(lambda: time_of(raws[0]) > ended + LEASE + SECOND, "the end of all leases")
+        wait_for(lambda: server_time(raws[0]) > ended + LEASE + SECOND, "the end of all leases")
         assert all(raw.dbsize() > 0 for raw in raws), "some root is on each master"
         looks, found = asyncio.run(look_at_all(holders.url, calls, tmp_path / "last.jsonl"))
     expect_denials_on_all_levels(calls)
@@ -77,7 +77,7 @@ async def look_at_all(url: str, calls: list[Line], file: Path) -> tuple[list[Lin
         for root, accounts in accounts_by_root(calls).items():
             await look_at(store, record, root, accounts)
     record.close()
-    return recorded(file), found
+    return read_record(file), found
 
 
 def accounts_by_root(calls: list[Line]) -> dict[str, set[tuple[str, str]]]:

@@ -40,10 +40,10 @@ from headgate.gate.sessions import Session
 from headgate.limits.numbers import LARGEST
 from headgate.stores.base import Ask, Store, Verb
 from headgate.stores.reference import BucketModel, Model, ReferenceKey, WindowModel
-from tests.support.ports import nobody
-from tests.support.redis_store import Unshared
+from tests.support.ports import unused_port
+from tests.support.redis_store import StoreWithoutChangeLog
 from tests.support.refusals import refusal
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 # The table ------------------------------------------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class Oracle:
             if self.from_server:  # which stores the count, and decides on it again
                 assert got or not known[1]
             else:
-                assert essence(got) == essence(known[1])
+                assert without_gate_fields(got) == without_gate_fields(known[1])
             return
         if verb is Verb.CHECK:
             expected = self.decide(Verb.PEEK, now, cost)
@@ -180,10 +180,10 @@ class Oracle:
             assert got.remaining <= expected.remaining
             assert expected or not got
         else:
-            assert essence(got) == essence(expected)
+            assert without_gate_fields(got) == without_gate_fields(expected)
 
 
-def essence(decision: Decision) -> tuple[object, ...]:
+def without_gate_fields(decision: Decision) -> tuple[object, ...]:
     """A decision without what a gate adds."""
     own = decision.bucket_retry_after
     return decision.outcome, decision.limit, decision.remaining, own, decision.reset_after, decision.bound
@@ -225,15 +225,15 @@ class Caller:
             self.target = self.gate.session("agent", "session", self.limit)
 
 
-def walk(server: Server, store: str, caller: str, limit: str, twin: bool, seed: int, steps: int) -> None:
+def check_walk(server: ValkeyServer, store: str, caller: str, limit: str, twin: bool, seed: int, steps: int) -> None:
     chance = random.Random(f"{store} {caller} {limit} {twin} {seed}")
     oracle = Oracle(store, limit)
-    with opened(server, store) as made, asyncio.Runner() as runner:
+    with opened_store(server, store) as made, asyncio.Runner() as runner:
         clock: Any = made.clock
         one = Caller(caller, made, oracle.limit, runner.run if twin else None)
         kind, verbs = CALLERS[caller]
         history = []
-        for verb, with_id in turns(chance, kind, verbs, steps):
+        for verb, with_id in random_verbs(chance, kind, verbs, steps):
             span, cost = chance.choice(SPANS), chance.choice(COSTS)
             takes = VERBS[kind][verb]
             if verb in APPLIED and cost > LARGEST:  # a model that counts tokens one by one would never end
@@ -246,7 +246,7 @@ def walk(server: Server, store: str, caller: str, limit: str, twin: bool, seed: 
             clock.advance(Fraction(span, 1_000_000))
             history.append(f"{span} us, {verb} {options}")
             try:
-                step(one, oracle, verb, clock.now(), options)
+                take_step(one, oracle, verb, clock.now(), options)
             except BaseException as error:
                 error.add_note("\n".join([f"{store}, {caller}, {limit}, {'async' if twin else 'sync'}:", *history]))
                 raise
@@ -254,7 +254,7 @@ def walk(server: Server, store: str, caller: str, limit: str, twin: bool, seed: 
             runner.run(made.aclose())
 
 
-def turns(chance: random.Random, kind: type, verbs: list[str], steps: int) -> list[tuple[str, bool]]:
+def random_verbs(chance: random.Random, kind: type, verbs: list[str], steps: int) -> list[tuple[str, bool]]:
     """Verbs in random order, and whether they have a request id: each of them at least once, in every walk."""
     with_id = [verb for verb in verbs if "request_id" in VERBS[kind][verb]]
     found = [*product(verbs, [False]), *product(with_id, [True])]
@@ -265,7 +265,7 @@ def turns(chance: random.Random, kind: type, verbs: list[str], steps: int) -> li
     return found
 
 
-def step(one: Caller, oracle: Oracle, verb: str, now: int, options: dict[str, Any]) -> None:
+def take_step(one: Caller, oracle: Oracle, verb: str, now: int, options: dict[str, Any]) -> None:
     if verb in RESETS:
         kept = oracle.away and (verb == "drop_agent" or oracle.fixed is None)  # what can't be dropped stays here, too
         if kept and verb != "close":
@@ -293,16 +293,16 @@ _IDLE.start()
 
 
 @contextmanager
-def opened(server: Server, store: str) -> Iterator[Store]:
+def opened_store(server: ValkeyServer, store: str) -> Iterator[Store]:
     """An empty store on a clock that only the test advances."""
     clock = ManualClock(start=1000)
     with ExitStack() as stack:
         if store == "memory":
             yield MemoryStore(clock=clock)
             return
-        url = f"redis://127.0.0.1:{stack.enter_context(nobody())}" if store.startswith("away") else server.url
+        url = f"redis://127.0.0.1:{stack.enter_context(unused_port())}" if store.startswith("away") else server.url
         options = {"prefix": f"meet-{uuid4().hex}:", "clock": clock, "timeout": PATIENCE, **STORES[store]}
-        made = stack.enter_context(Unshared(url, **options))
+        made = stack.enter_context(StoreWithoutChangeLog(url, **options))
         if made._flusher is not None:
             made._flusher._thread._thread = _IDLE  # nothing is sent by itself: that would depend on the machine's speed
         yield made
@@ -310,17 +310,17 @@ def opened(server: Server, store: str) -> Iterator[Store]:
 
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("store", STORES)
-def test_every_verb_answers_as_the_model_does(redis_server: Server, store: str, caller: str) -> None:
+def test_every_verb_answers_as_the_model_does(redis_server: ValkeyServer, store: str, caller: str) -> None:
     for limit, twin in product(LIMITS, (False, True)):
-        walk(redis_server, store, caller, limit, twin, seed=0, steps=20)
+        check_walk(redis_server, store, caller, limit, twin, seed=0, steps=20)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("store", STORES)
-def test_every_verb_answers_as_the_model_does_for_long(redis_server: Server, store: str, caller: str) -> None:
+def test_every_verb_answers_as_the_model_does_for_long(redis_server: ValkeyServer, store: str, caller: str) -> None:
     for limit, twin, seed in product(LIMITS, (False, True), range(1, 6)):
-        walk(redis_server, store, caller, limit, twin, seed, steps=200)
+        check_walk(redis_server, store, caller, limit, twin, seed, steps=200)
 
 
 # The table is complete ------------------------------------------------------------------------------------------------
@@ -380,9 +380,11 @@ REFUSED: Final[dict[str, tuple[Callable[[], object], str]]] = {
 @pytest.mark.parametrize("twin", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("store", STORES)
-def test_a_bad_option_of_any_verb_is_refused_by_text(redis_server: Server, store: str, caller: str, twin: bool) -> None:
+def test_a_bad_option_of_any_verb_is_refused_by_text(
+    redis_server: ValkeyServer, store: str, caller: str, twin: bool
+) -> None:
     kind, verbs = CALLERS[caller]
-    with opened(redis_server, store) as made, asyncio.Runner() as runner:
+    with opened_store(redis_server, store) as made, asyncio.Runner() as runner:
         one = Caller(caller, made, Oracle(store, "bucket").limit, runner.run if twin else None)
         for verb, option in product(verbs, BAD_OPTIONS):
             bad, text = BAD_OPTIONS[option]
@@ -404,8 +406,8 @@ def test_a_combination_of_options_is_refused_by_text(what: str) -> None:
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_a_key_that_is_asked_twice_is_refused_by_text(redis_server: Server, store: str) -> None:
-    with opened(redis_server, store) as made:
+def test_a_key_that_is_asked_twice_is_refused_by_text(redis_server: ValkeyServer, store: str) -> None:
+    with opened_store(redis_server, store) as made:
         limit = Oracle(store, "bucket").limit
         for verb in Verb:
             twice = [Ask("", "a", limit, 1), Ask("", "a", limit, 1)]

@@ -23,12 +23,12 @@ from tests.support.hold_campaign import (
     SLOTS,
     Line,
     Record,
-    declared,
-    recorded,
+    declared_limits,
+    read_record,
 )
 from tests.support.holder_processes import HOLDERS, KILLS, Holders, judge, starts_of_hours
-from tests.support.redis_store import keys_of, time_of
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.redis_store import keys_of, server_time
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.once]
 
@@ -44,12 +44,12 @@ def test_what_killed_holders_have_held_is_counted_once_and_comes_back(tmp_path: 
     with ExitStack() as stack:
         nodes = stack.enter_context(steady_cluster())
         raws = [stack.enter_context(node.client()) for node in nodes]
-        limits = declared(starts_of_hours(raws[0]))
+        limits = declared_limits(starts_of_hours(raws[0]))
         holders = stack.enter_context(Holders("tests.support.hold_campaign", nodes, tmp_path, WRITTEN))
         holders.kill_some(HOLDERS, KILLS)
-        ended = time_of(raws[0])
+        ended = server_time(raws[0])
         calls = holders.history()
-        wait_for(lambda: time_of(raws[0]) > ended + (LEASE + 1) * SECOND, "the end of all leases")
+        wait_for(lambda: server_time(raws[0]) > ended + (LEASE + 1) * SECOND, "the end of all leases")
         calls += expect_all_slots(holders.url, calls, tmp_path)
         judge(calls, limits, KINDS, tmp_path)
         expect_nothing_left(holders.url, calls, raws)
@@ -71,7 +71,7 @@ def expect_all_slots(url: str, calls: list[Line], folder: Path) -> list[Line]:
                         for hold in held[:SLOTS]:
                             hold.settle()
     record.close()
-    return recorded(folder / "last.jsonl")
+    return read_record(folder / "last.jsonl")
 
 
 def expect_nothing_left(url: str, calls: list[Line], raws: list[Any]) -> None:
@@ -106,13 +106,13 @@ async def hold_one(limiter: Limiter, key: str, **options: Any) -> Hold:
     return await limiter.ahold(key, **options)
 
 
-def stalled(server: Server) -> int:
+def stalled_microseconds(server: ValkeyServer) -> int:
     """Microseconds for which a server was ready to run, while the machine ran something else."""
     return int(Path(f"/proc/{server.pid}/schedstat").read_text().split()[1]) // 1000
 
 
 async def test_leases_that_end_at_once_hold_nobody_up(
-    still: RedisStore, clock: ManualClock, raw: Any, server: Server
+    still: RedisStore, clock: ManualClock, raw: Any, server: ValkeyServer
 ) -> None:
     """Whether what they hold stays or comes back: the next hold is right, and no call of the script takes 5 ms."""
     limiter = Limiter(f"1000000 in all; {LEASES} in flight", store=still)
@@ -122,9 +122,9 @@ async def test_leases_that_end_at_once_hold_nobody_up(
     raw.config_set("slowlog-log-slower-than", SLOW)
     raw.slowlog_reset()
     clock.advance(60)
-    before = stalled(server)
+    before = stalled_microseconds(server)
     assert limiter.hold("a").decision.remaining == LEASES - 1
-    waited = stalled(server) - before
+    waited = stalled_microseconds(server) - before
     left = Limiter("1000000 in all", store=still).peek("a").remaining
     assert left == 1_000_000 - LEASES // 2 - 1
     slow = [one["duration"] for one in raw.slowlog_get(128) if one["command"].startswith((b"EVAL", b"FCALL"))]

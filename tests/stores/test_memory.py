@@ -51,7 +51,7 @@ def test_run_calls_every_case(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_conformance_can_fail() -> None:
     """A store whose clock runs at half speed fails."""
 
-    class Slow(ManualClock):
+    class SlowClock(ManualClock):
         def __init__(self, clock: ManualClock) -> None:
             super().__init__()
             self.clock = clock
@@ -60,10 +60,10 @@ def test_conformance_can_fail() -> None:
             return self.clock.now() // 2
 
     with pytest.raises(conformance.NotConforming, match=r"^when the wait on 7/minute burst 3 is over: expected True"):
-        conformance.a_denial_holds_until_its_wait_is_over(lambda clock: MemoryStore(clock=Slow(clock)))
+        conformance.a_denial_holds_until_its_wait_is_over(lambda clock: MemoryStore(clock=SlowClock(clock)))
 
 
-def one_shot_keys_come_and_go(limiter: Limiter, clock: ManualClock, count: int) -> None:
+def check_one_shot_keys(limiter: Limiter, clock: ManualClock, count: int) -> None:
     """Use keys once, let them fill up, and check others until the store has dropped them."""
     store = limiter.store
     assert isinstance(store, MemoryStore)
@@ -89,7 +89,7 @@ def test_a13_a_million_one_shot_keys_are_dropped() -> None:
     clock = ManualClock()
     store = MemoryStore(clock=clock)
     limiter = Limiter(per_minute(60), store=store)
-    one_shot_keys_come_and_go(limiter, clock, 1_000_000)
+    check_one_shot_keys(limiter, clock, 1_000_000)
     for _ in range(100):
         limiter.check("other-0")  # so that the sweep ends
     table = store.limit_table("", limiter.limit)
@@ -105,7 +105,7 @@ def test_a13_the_memory_of_dropped_keys_is_freed(limit: Limit) -> None:
     try:
         limiter = Limiter(limit, store=MemoryStore(clock=clock))
         empty, _ = tracemalloc.get_traced_memory()
-        one_shot_keys_come_and_go(limiter, clock, 50_000)
+        check_one_shot_keys(limiter, clock, 50_000)
         used, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

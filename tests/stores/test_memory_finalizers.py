@@ -11,7 +11,7 @@ from headgate import AllOf, Decision, Limit, Limiter, ManualClock, MemoryStore, 
 from headgate.limits.violations import Backoff
 from headgate.stores.base import Ask, Offence, Verb
 from headgate.wait_queue import _ThreadWaiter
-from tests.support.finalizers import ALLOCATIONS, interrupt
+from tests.support.finalizers import ALLOCATIONS, collect_during
 from tests.support.valkey import PATIENCE
 
 LIMITS: list[list[Limit]] = [
@@ -37,7 +37,7 @@ def test_a7_a_denied_check_stays_denied(limits: list[Limit]) -> None:
         def check(store: MemoryStore = store) -> Decision:
             return apply(store, Verb.CHECK, limits)
 
-        decision = interrupt(check, lambda: apply(store, Verb.REFUND, limits), allocation)  # noqa: B023
+        decision = collect_during(check, lambda: apply(store, Verb.REFUND, limits), allocation)  # noqa: B023
         if decision:
             assert decision.retry_after == 0, allocation
             assert not apply(store, Verb.PEEK, limits), allocation
@@ -54,7 +54,7 @@ def test_a7_a_check_within_a_check_is_counted_exactly(limits: list[Limit]) -> No
         def check(store: MemoryStore = store) -> Decision:
             return apply(store, Verb.CHECK, limits)
 
-        outer = interrupt(check, lambda: inner.append(check()), allocation)  # noqa: B023
+        outer = collect_during(check, lambda: inner.append(check()), allocation)  # noqa: B023
         assert [bool(decision) for decision in (outer, *inner)].count(True) == 1, allocation
         assert not apply(store, Verb.PEEK, limits), allocation
 
@@ -63,7 +63,7 @@ def test_a7_a_limiter_of_several_limits_says_what_it_has_decided() -> None:
     for allocation in ALLOCATIONS:
         limiter = Limiter([per_day(1), per_day(2)], store=MemoryStore(clock=ManualClock()))
         limiter.check("key")
-        decision = interrupt(lambda: limiter.check("key"), lambda: limiter.refund("key"), allocation)  # noqa: B023
+        decision = collect_during(lambda: limiter.check("key"), lambda: limiter.refund("key"), allocation)  # noqa: B023
         assert decision.retry_after == (0 if decision else 86_400), allocation
         assert not (decision and limiter.peek("key")), allocation
 
@@ -80,10 +80,10 @@ def test_a_window_that_a_finalizer_adds_to_while_it_is_cut_stays_whole() -> None
             check()
             clock.advance(1)
         clock.advance(6)  # three are left
-        assert interrupt(check, check, allocation)
+        assert collect_during(check, check, allocation)
         used = 10 - limiter.peek("key").remaining
         assert used in (4, 5), allocation
-        interrupt(lambda: limiter.refund("key", 3), check, allocation)  # noqa: B023
+        collect_during(lambda: limiter.refund("key", 3), check, allocation)  # noqa: B023
         assert 10 - limiter.peek("key").remaining in (used - 3, used - 2), allocation
         clock.advance(10)
         assert limiter.peek("key").remaining == 10, allocation
@@ -117,10 +117,10 @@ def use_within(verb: int, allocation: int) -> None:
             store.reset,
         ]
 
-    interrupt(use("outer")[verb], lambda: [then() for then in use("inner")], allocation)
+    collect_during(use("outer")[verb], lambda: [then() for then in use("inner")], allocation)
 
 
-def finishes(work: Callable[[], object]) -> bool:
+def does_finish(work: Callable[[], object]) -> bool:
     """Whether some work ends, in a thread of its own: it may wait for itself."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
@@ -134,12 +134,12 @@ def test_a_finalizer_never_waits_for_its_own_thread(verb: int) -> None:
         for allocation in ALLOCATIONS:
             use_within(verb, allocation)
 
-    assert finishes(work)
+    assert does_finish(work)
 
 
 def test_a_finalizer_may_wake_the_thread_that_falls_asleep() -> None:
     waiter = _ThreadWaiter()
-    assert finishes(lambda: [interrupt(lambda: waiter.sleep(0.001), waiter.wake, at) for at in ALLOCATIONS])
+    assert does_finish(lambda: [collect_during(lambda: waiter.sleep(0.001), waiter.wake, at) for at in ALLOCATIONS])
 
 
 def test_a_thread_that_falls_asleep_may_be_woken_at_every_call_that_it_makes() -> None:
@@ -153,4 +153,4 @@ def test_a_thread_that_falls_asleep_may_be_woken_at_every_call_that_it_makes() -
         finally:
             sys.setprofile(None)
 
-    assert finishes(sleep)
+    assert does_finish(sleep)

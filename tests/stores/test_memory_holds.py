@@ -21,7 +21,7 @@ from headgate.errors import UnknownHold
 from headgate.limits.slots import Leases
 from headgate.stores.base import Ask, Verb
 from headgate.stores.holds import HoldAnswer, HoldTerms
-from tests.support.finalizers import ALLOCATIONS, interrupt
+from tests.support.finalizers import ALLOCATIONS, collect_during
 from tests.support.threads import run_together
 
 THREADS = 8
@@ -42,7 +42,7 @@ def check(store: MemoryStore, limit: Limit, cost: int = 1, key: str = "key") -> 
     return bool(store.apply(Verb.CHECK, [Ask("", key, limit, cost)], 0))
 
 
-@pytest.mark.usefixtures("_switching")
+@pytest.mark.usefixtures("_frequent_switches")
 @pytest.mark.parametrize(
     "limit",
     [
@@ -77,7 +77,7 @@ def test_a7_threads_that_hold_and_settle_are_counted_exactly(limit: Limit) -> No
     assert counted < 500 + 2 * THREADS, "what is settled in excess may pass the limit, each time once"
 
 
-@pytest.mark.usefixtures("_switching")
+@pytest.mark.usefixtures("_frequent_switches")
 @pytest.mark.parametrize("limit", [per_day(500), Budget(500, "month"), AllOf([per_day(500), per_day(600)])], ids=str)
 def test_a7_threads_that_settle_holds_without_an_id_are_counted_exactly(limit: Limit) -> None:
     """While others list them, and let some be forgotten."""
@@ -116,16 +116,16 @@ def test_a7_a_hold_within_a_hold_is_counted_exactly() -> None:
         def hold(limiter: Limiter = limiter) -> Hold:
             return limiter.hold("key", 3)
 
-        outer = interrupt(hold, lambda: inner.append(hold()), allocation)  # noqa: B023
+        outer = collect_during(hold, lambda: inner.append(hold()), allocation)  # noqa: B023
         assert [bool(one) for one in (outer, *inner)].count(True) == 1, allocation
-        interrupt(lambda: held.settle(0), lambda: [one.settle(1) for one in inner if one], allocation)  # noqa: B023
+        collect_during(lambda: held.settle(0), lambda: [one.settle(1) for one in inner if one], allocation)  # noqa: B023
         outer = outer or inner[0]
         if outer.state == "open":
             outer.settle(1)
         assert limiter.peek("key").remaining == 4, allocation
 
 
-@pytest.mark.usefixtures("_switching")
+@pytest.mark.usefixtures("_frequent_switches")
 def test_a7_threads_never_have_more_slots_than_there_are_and_lose_none() -> None:
     store, limit = MemoryStore(clock=ManualClock()), AllOf([Slots(3), per_day(10**6)])
     guard, most, under_way = threading.Lock(), 0, 0
@@ -153,7 +153,7 @@ def test_a7_threads_never_have_more_slots_than_there_are_and_lose_none() -> None
     assert store.apply(Verb.PEEK, [Ask("", "key", per_day(10**6), 1)], 0).remaining == 10**6 - 2 * granted
 
 
-@pytest.mark.usefixtures("_switching")
+@pytest.mark.usefixtures("_frequent_switches")
 def test_a7_one_of_many_threads_that_repeat_a_hold_makes_it() -> None:
     store, limit = MemoryStore(clock=ManualClock()), AllOf([per_day(100), Slots(50)])
 

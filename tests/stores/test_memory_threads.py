@@ -15,7 +15,7 @@ from tests.support.threads import run_together
 TRIALS = 20
 
 
-pytestmark = pytest.mark.usefixtures("_switching")
+pytestmark = pytest.mark.usefixtures("_frequent_switches")
 
 
 def passed_of_a_burst(limiter: Limiter, key: str) -> int:

@@ -10,16 +10,16 @@ from headgate.stores import conformance
 from headgate.stores.account_walks import ACCOUNT_WALKS
 from headgate.stores.hold_walks import WALKS
 from headgate.stores.redis import RedisStore
-from tests.support.valkey import PATIENCE, Server, other_servers
+from tests.support.valkey import PATIENCE, ValkeyServer, other_server_programs
 
 _prefixes = (f"test{number}:" for number in count())
 
 
 @pytest.fixture(
-    scope="module", params=["valkey", *[pytest.param(name, marks=pytest.mark.long) for name in other_servers()]]
+    scope="module", params=["valkey", *[pytest.param(name, marks=pytest.mark.long) for name in other_server_programs()]]
 )
-def any_server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    with Server(program=other_servers().get(request.param)) as server:
+def any_server(request: pytest.FixtureRequest) -> Iterator[ValkeyServer]:
+    with ValkeyServer(program=other_server_programs().get(request.param)) as server:
         yield server
 
 
@@ -31,7 +31,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_conforms(any_server: Server, case: conformance.Case) -> None:
+def test_it_conforms(any_server: ValkeyServer, case: conformance.Case) -> None:
     made = []
 
     def make(clock: ManualClock) -> RedisStore:

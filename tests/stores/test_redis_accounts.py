@@ -18,8 +18,8 @@ from headgate.stores.base import Ask, Verb
 from headgate.stores.holds import AccountStore, HoldAnswer, HoldTerms, ListedHold, UsageRow
 from headgate.stores.redis import RedisStore, shapes
 from tests.support.cluster import steady_cluster
-from tests.support.redis_store import doubles, keys_of
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.redis_store import keys_of, pack_doubles
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -96,7 +96,7 @@ def test_the_format_of_accounts(still: RedisStore, raw: Any) -> None:
         head = struct.pack("<BBBdd5IB", 1, 0, 5, 1060.0 * SECOND, 600.0 * SECOND, 1, 4, 4, 4, 4, 8)
         assert stored.startswith(head + digest(SHAPE) + struct.pack("<H", 6) + b"run-42")
         bucket = raw.get("headgate:{acme}/acme}b1:100/day:tokens")
-        assert stored[-32:] == doubles(TODAY, -struct.unpack("<8d", bucket)[2], TODAY, 0)
+        assert stored[-32:] == pack_doubles(TODAY, -struct.unpack("<8d", bucket)[2], TODAY, 0)
 
 
 def few_asks(root: str) -> list[Ask]:
@@ -261,9 +261,11 @@ def test_each_key_once(still: RedisStore) -> None:
     assert still.hold([*asks(), other], 0, terms()).state == "open"
 
 
-def test_what_was_granted_without_the_server_is_booked_once(own: Server, breaker_clock: ManualClock) -> None:
-    with RedisStore(own.url, on_failure_holds="open") as store:
-        own.kill()
+def test_what_was_granted_without_the_server_is_booked_once(
+    own_server: ValkeyServer, breaker_clock: ManualClock
+) -> None:
+    with RedisStore(own_server.url, on_failure_holds="open") as store:
+        own_server.kill()
         held = store.hold(asks(4), 0, terms())
         assert (held.state, held.decision.degraded, held.parts) == ("open", True, ())
         for ask in (store.read_hold, store.peek_each, store.read_usage):
@@ -274,7 +276,7 @@ def test_what_was_granted_without_the_server_is_booked_once(own: Server, breaker
             }[ask]
             with pytest.raises(StoreAway):
                 ask(*arguments)
-        own.start()
+        own_server.start()
 
         def booked() -> bool:
             breaker_clock.advance(1)
@@ -290,9 +292,11 @@ def test_what_was_granted_without_the_server_is_booked_once(own: Server, breaker
 
 
 @pytest.mark.parametrize("policy", ["open", "closed", "local"])
-def test_a_forced_hold_is_granted_without_the_server(own: Server, breaker_clock: ManualClock, policy: str) -> None:
-    with RedisStore(own.url, on_failure_holds=policy) as store:
-        own.kill()
+def test_a_forced_hold_is_granted_without_the_server(
+    own_server: ValkeyServer, breaker_clock: ManualClock, policy: str
+) -> None:
+    with RedisStore(own_server.url, on_failure_holds=policy) as store:
+        own_server.kill()
         held = store.hold(asks(1000), 0, terms(forced=True))
         assert (held.state, bool(held.decision), held.decision.degraded) == ("open", policy == "open", True)
         assert len(store._bookings) == 1

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,9 +22,10 @@ import redis.asyncio
 from headgate import Gate, HeadgateError, Limiter, RedisStore, per_day, per_minute
 from headgate.stores.redis import fallback, startup
 from tests.support.cluster import steady_cluster
-from tests.support.redis_store import SLACK, TIMEOUT, ProcessTime
+from tests.support.event_loop import wait_until
+from tests.support.redis_store import SLACK, TIMEOUT, ProcessTime, ask_until_answered
 from tests.support.threads import run_together
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.once]
 
@@ -34,13 +36,13 @@ LIMIT = per_day(10**6)  # no refill while a test runs
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[list[Server]]:
+def nodes() -> Iterator[list[ValkeyServer]]:
     with steady_cluster() as found:
         yield found
 
 
 @pytest.mark.parametrize("used", [True, False], ids=["used", "new"])
-async def test_a_frozen_cluster_holds_nobody_up(nodes: list[Server], kind: str, used: bool) -> None:
+async def test_a_frozen_cluster_holds_nobody_up(nodes: list[ValkeyServer], kind: str, used: bool) -> None:
     """Neither one caller nor many at once, whether or not they are connected."""
     async with RedisStore(f"redis+cluster://127.0.0.1:{nodes[0].port}", timeout=TIMEOUT) as store:
         limiter = Limiter(LIMIT, store=store)
@@ -63,10 +65,11 @@ async def test_a_frozen_cluster_holds_nobody_up(nodes: list[Server], kind: str, 
                 node.signal(signal.SIGCONT)
         assert all(degraded)
         assert took.seconds < 2 * TIMEOUT + SLACK
-        deadline = time.monotonic() + PATIENCE
-        while any(await check_all()):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.05)
+
+        async def recovered() -> bool:
+            return not any(await check_all())
+
+        await wait_until(recovered, "the nodes")
 
 
 async def test_a_cluster_of_many_frozen_nodes_holds_nobody_up(kind: str) -> None:
@@ -131,7 +134,7 @@ def test_threads_that_connect_again_to_a_slow_server_are_not_held_up(monkeypatch
 
 
 @pytest.mark.parametrize("pool", [redis.ConnectionPool, redis.BlockingConnectionPool, None])
-def test_a_small_pool_is_waited_for_by_threads(server: Server, pool: type[redis.ConnectionPool] | None) -> None:
+def test_a_small_pool_is_waited_for_by_threads(server: ValkeyServer, pool: type[redis.ConnectionPool] | None) -> None:
     client: Any = f"{server.url}?max_connections=2"
     if pool is not None:
         client = redis.Redis(connection_pool=pool(port=server.port, max_connections=2, socket_timeout=PATIENCE))
@@ -149,7 +152,7 @@ def test_a_small_pool_is_waited_for_by_threads(server: Server, pool: type[redis.
 
 
 @pytest.mark.parametrize("pool", [redis.asyncio.ConnectionPool, redis.asyncio.BlockingConnectionPool])
-async def test_a_small_pool_is_waited_for_by_tasks(server: Server, pool: Any) -> None:
+async def test_a_small_pool_is_waited_for_by_tasks(server: ValkeyServer, pool: Any) -> None:
     client = redis.asyncio.Redis(connection_pool=pool(port=server.port, max_connections=2))
     store, events = RedisStore(client, timeout=PATIENCE), list[object]()
     store.subscribe(events.append)
@@ -162,7 +165,7 @@ async def test_a_small_pool_is_waited_for_by_tasks(server: Server, pool: Any) ->
     await client.connection_pool.disconnect()
 
 
-async def test_a_small_pool_of_a_url_is_waited_for_by_tasks(server: Server) -> None:
+async def test_a_small_pool_of_a_url_is_waited_for_by_tasks(server: ValkeyServer) -> None:
     """Whatever the tasks do: one that never let others run would wait for ever for the connection that they have."""
     store, events = RedisStore(f"{server.url}?max_connections=1", timeout=PATIENCE), list[object]()
     store.subscribe(events.append)
@@ -173,7 +176,7 @@ async def test_a_small_pool_of_a_url_is_waited_for_by_tasks(server: Server) -> N
     await store.aclose()
 
 
-def test_a_pool_that_stays_used_up_is_no_outage(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pool_that_stays_used_up_is_no_outage(server: ValkeyServer, caplog: pytest.LogCaptureFixture) -> None:
     client = redis.Redis(port=server.port, max_connections=1)
     store = RedisStore(client, timeout=0.1)
     limiter = Limiter(LIMIT, store=store)
@@ -186,7 +189,7 @@ def test_a_pool_that_stays_used_up_is_no_outage(server: Server, caplog: pytest.L
     client.close()
 
 
-async def test_a_pool_of_tasks_that_stays_used_up_is_no_outage(server: Server) -> None:
+async def test_a_pool_of_tasks_that_stays_used_up_is_no_outage(server: ValkeyServer) -> None:
     for pool in (redis.asyncio.ConnectionPool, redis.asyncio.BlockingConnectionPool):
         client = redis.asyncio.Redis(connection_pool=pool(port=server.port, max_connections=1))
         store = RedisStore(client, timeout=0.1)
@@ -195,9 +198,7 @@ async def test_a_pool_of_tasks_that_stays_used_up_is_no_outage(server: Server) -
         assert (await limiter.acheck("a")).degraded
         assert not store.degraded
         await client.connection_pool.release(taken)
-        async with asyncio.timeout(PATIENCE):
-            while (await limiter.acheck("a")).degraded:  # noqa: ASYNC110 - there is nothing else to wait for
-                await asyncio.sleep(0.01)
+        await ask_until_answered(partial(limiter.acheck, "a"))
         await client.aclose()
         await client.connection_pool.disconnect()
 
@@ -205,7 +206,7 @@ async def test_a_pool_of_tasks_that_stays_used_up_is_no_outage(server: Server) -
 # Refused INFO ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_refused_info_is_a_hint(server: Server, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refused_info_is_a_hint(server: ValkeyServer, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     with server.client() as client:
         client.execute_command("ACL", "SETUSER", "quiet", "on", "nopass", "~*", "&*", "+@all", "-info")
     async with RedisStore(f"redis://quiet:any@127.0.0.1:{server.port}", timeout=PATIENCE) as store:
@@ -222,16 +223,16 @@ async def test_a_refused_info_is_a_hint(server: Server, kind: str, caplog: pytes
 # Listeners ------------------------------------------------------------------------------------------------------------
 
 
-class _Angry(Exception):
+class ListenerError(Exception):
     """Raised by listeners."""
 
 
 def fail(*_: object) -> None:
-    raise _Angry
+    raise ListenerError
 
 
 def test_a_listener_that_raises_harms_no_check(caplog: pytest.LogCaptureFixture) -> None:
-    with Server() as server, RedisStore(server.url, timeout=PATIENCE) as store:
+    with ValkeyServer() as server, RedisStore(server.url, timeout=PATIENCE) as store:
         store.subscribe(fail)
         limiter = Limiter(LIMIT, store=store)
         assert not limiter.check("a").degraded
@@ -242,7 +243,7 @@ def test_a_listener_that_raises_harms_no_check(caplog: pytest.LogCaptureFixture)
     assert caplog.text.count("a listener failed on Degraded") == 2
 
 
-async def test_a_listener_that_raises_does_not_undo_a_change_of_an_agent(server: Server) -> None:
+async def test_a_listener_that_raises_does_not_undo_a_change_of_an_agent(server: ValkeyServer) -> None:
     async with RedisStore(server.url, timeout=PATIENCE) as store:
         agents = store.agents()
         await agents.start(fail)
@@ -258,7 +259,7 @@ async def test_a_listener_that_raises_does_not_undo_a_change_of_an_agent(server:
 
 
 @contextmanager
-def no_threads() -> Iterator[None]:
+def without_new_threads() -> Iterator[None]:
     """Let no thread be started in the block; afterwards it is tried again at once."""
 
     def refuse(_: object) -> None:
@@ -270,8 +271,8 @@ def no_threads() -> Iterator[None]:
         yield
 
 
-def test_a_check_needs_no_thread(server: Server, caplog: pytest.LogCaptureFixture) -> None:
-    with no_threads():
+def test_a_check_needs_no_thread(server: ValkeyServer, caplog: pytest.LogCaptureFixture) -> None:
+    with without_new_threads():
         store = RedisStore(server.url, timeout=PATIENCE, remember_denials=True)
         limiter = Limiter(per_minute(1), store=store)
         assert [bool(limiter.check("a")) for _ in range(3)] == [True, False, False]
@@ -282,9 +283,9 @@ def test_a_check_needs_no_thread(server: Server, caplog: pytest.LogCaptureFixtur
 
 
 def test_changes_are_followed_as_soon_as_a_thread_can_be_started(
-    server: Server, caplog: pytest.LogCaptureFixture
+    server: ValkeyServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with no_threads():
+    with without_new_threads():
         gate = Gate(store=RedisStore(server.url, timeout=PATIENCE))
         assert "changes made elsewhere can't be followed yet: can't start new thread" in caplog.text
         assert gate.check("a", "ws", "heavy").remaining == 9
@@ -295,11 +296,11 @@ def test_changes_are_followed_as_soon_as_a_thread_can_be_started(
 
 
 def test_a_forked_process_starts_the_thread_that_its_parent_could_not_start_once(
-    server: Server, caplog: pytest.LogCaptureFixture
+    server: ValkeyServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = RedisStore(server.url, timeout=PATIENCE)
     changes = store.change_log()
-    with no_threads():
+    with without_new_threads():
         changes.follow(lambda _: None)
     caplog.clear()
     for part in (store, changes):  # as in the child
@@ -312,15 +313,15 @@ def test_a_forked_process_starts_the_thread_that_its_parent_could_not_start_once
     store.close()
 
 
-def test_a_gate_whose_thread_never_started_can_be_closed(server: Server) -> None:
-    with no_threads():
+def test_a_gate_whose_thread_never_started_can_be_closed(server: ValkeyServer) -> None:
+    with without_new_threads():
         Gate(store=RedisStore(server.url, timeout=PATIENCE)).close()
 
 
 # Event loops ----------------------------------------------------------------------------------------------------------
 
 
-def test_closed_event_loops_leak_no_sockets(server: Server) -> None:
+def test_closed_event_loops_leak_no_sockets(server: ValkeyServer) -> None:
     """Those that were closed without any ceremony."""
     with RedisStore(server.url, timeout=PATIENCE) as store, server.client() as client:
         limiter = Limiter(LIMIT, store=store)
@@ -338,7 +339,7 @@ def test_closed_event_loops_leak_no_sockets(server: Server) -> None:
     gc.collect()
 
 
-def test_tasks_of_a_closed_event_loop_hold_nobody_up(server: Server) -> None:
+def test_tasks_of_a_closed_event_loop_hold_nobody_up(server: ValkeyServer) -> None:
     """It was closed while their calls were under way."""
     with RedisStore(server.url, timeout=PATIENCE, draw_ahead=0.1) as store:
         limiter = Limiter(per_day(1000), store=store)
@@ -371,7 +372,7 @@ async def _checks(limiter: Limiter, number: int) -> list[bool]:
     ids=["acheck", "apeek", "areset", "aclose"],
 )
 def test_without_an_event_loop_of_asyncio_there_is_a_clear_error_at_once(
-    server: Server, call: Callable[[RedisStore], Any]
+    server: ValkeyServer, call: Callable[[RedisStore], Any]
 ) -> None:
     """As under trio, which runs coroutines in its own way."""
     with RedisStore(server.url, timeout=PATIENCE) as store:
@@ -449,7 +450,7 @@ print(json.dumps(answers))
 """
 
 
-def test_a_forked_process_has_a_store_of_its_own(server: Server) -> None:
+def test_a_forked_process_has_a_store_of_its_own(server: ValkeyServer) -> None:
     """With its own threads and connections, whatever the parent's did at that moment."""
     *children, parent = json.loads(output(FORKS, server.url, str(PATIENCE)))
     assert [json.loads(answer) for answer in children] == [[False] * 7] * 5
@@ -481,7 +482,7 @@ for thread in threads:
 """
 
 
-def test_a_process_that_is_forked_while_all_senders_wait_can_send(server: Server) -> None:
+def test_a_process_that_is_forked_while_all_senders_wait_can_send(server: ValkeyServer) -> None:
     """The parent's threads, which have sent their requests, are not there to give their turns back."""
     assert output(HANGING, server.url, str(server.pid), str(PATIENCE)) == "0\n"
 
@@ -509,7 +510,7 @@ store.close()
 """
 
 
-def test_a_forked_process_has_none_of_the_tokens_that_its_parent_has_drawn(server: Server) -> None:
+def test_a_forked_process_has_none_of_the_tokens_that_its_parent_has_drawn(server: ValkeyServer) -> None:
     """Each of them would use them."""
     assert output(DRAWN, server.url) == "True 100\n"
 
@@ -532,7 +533,7 @@ loop.run_until_complete(store.aclose())
 """
 
 
-def test_the_event_loop_of_a_forked_process_has_its_own_connection(server: Server, raw: Any) -> None:
+def test_the_event_loop_of_a_forked_process_has_its_own_connection(server: ValkeyServer, raw: Any) -> None:
     before = raw.info("stats")["total_connections_received"]
     output(ONE_LOOP, server.url)
     assert raw.info("stats")["total_connections_received"] - before == 2

@@ -8,6 +8,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from headgate import (
 )
 from headgate.stores.base import Ask, Verb
 from headgate.stores.redis.startup import PERMISSIONS, check_server
-from tests.support.valkey import PATIENCE, Server, cluster, replicated, wait_for
+from tests.support.redis_store import ask_until_answered
+from tests.support.valkey import PATIENCE, ValkeyServer, cluster, replicated_server, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -44,7 +46,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(make.__kwdefaults__, "timeout", PATIENCE)
 
 
-def both_ways(store: RedisStore, key: str = "a") -> list[bool]:
+def check_sync_and_async(store: RedisStore, key: str = "a") -> list[bool]:
     """Make four checks at a limit of three, the last two through asyncio."""
     limiter = Limiter(per_day(3), store=store)
 
@@ -59,7 +61,7 @@ def both_ways(store: RedisStore, key: str = "a") -> list[bool]:
 # Servers that can be used ---------------------------------------------------------------------------------------------
 
 
-async def test_a_limiter_and_a_gate_take_a_url(server: Server) -> None:
+async def test_a_limiter_and_a_gate_take_a_url(server: ValkeyServer) -> None:
     one = Limiter("3/day", store=server.url, name="url")
     other = Limiter("3/day", store=server.url.replace("redis:", "valkey:"), name="url")
     assert [bool(limiter.check("a")) for limiter in (one, other, one, other)] == [True, True, True, False]
@@ -77,17 +79,17 @@ async def test_a_limiter_and_a_gate_take_a_url(server: Server) -> None:
 
 @pytest.mark.long
 def test_password_user_and_database() -> None:
-    with Server("--requirepass", "sesame") as server:
+    with ValkeyServer("--requirepass", "sesame") as server:
         where = f"127.0.0.1:{server.port}"
         with RedisStore(f"redis://:sesame@{where}/3") as store:
             store.verify()
-            assert both_ways(store) == [True, True, True, False]
+            assert check_sync_and_async(store) == [True, True, True, False]
         with server.client(password="sesame", db=3) as client:
             assert client.dbsize() == 1
             client.acl_setuser("agent", enabled=True, passwords=["+open"], keys=["headgate*"], categories=["+@all"])
         with RedisStore(f"redis://agent:open@{where}") as store:
             store.verify()
-            assert both_ways(store) == [True, True, True, False]
+            assert check_sync_and_async(store) == [True, True, True, False]
         for url in (f"redis://:wrong@{where}", f"redis://{where}"):
             with RedisStore(url) as store, pytest.raises(StoreError) as caught:
                 store.verify()
@@ -95,14 +97,14 @@ def test_password_user_and_database() -> None:
             assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
 
 
-def test_keys_begin_with_the_prefix(server: Server) -> None:
+def test_keys_begin_with_the_prefix(server: ValkeyServer) -> None:
     with RedisStore(server.url, prefix="mine:") as store:
-        assert both_ways(store) == [True, True, True, False]
+        assert check_sync_and_async(store) == [True, True, True, False]
     with server.client() as client:
         assert client.keys("mine:*") == [b"mine:{a}b1:3/day:"]
 
 
-def tls(server: Server, certificate: trustme.LeafCert) -> AbstractContextManager[int]:
+def tls(server: ValkeyServer, certificate: trustme.LeafCert) -> AbstractContextManager[int]:
     """A port that speaks TLS and forwards everything to a server."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     certificate.configure_cert(context)
@@ -111,7 +113,7 @@ def tls(server: Server, certificate: trustme.LeafCert) -> AbstractContextManager
 
 @contextmanager
 def proxy(
-    targets: list[Server], wrap: Callable[[socket.socket], socket.socket] = lambda connection: connection
+    targets: list[ValkeyServer], wrap: Callable[[socket.socket], socket.socket] = lambda connection: connection
 ) -> Iterator[int]:
     """A port that forwards every new connection to the first of some servers, which may change."""
     listening = socket.create_server(("127.0.0.1", 0))
@@ -141,14 +143,14 @@ def proxy(
             one.close()
 
 
-def test_tls(server: Server, tmp_path: Path) -> None:
+def test_tls(server: ValkeyServer, tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     with (
         tls(server, authority.issue_cert("127.0.0.1")) as port,
         RedisStore(f"rediss://127.0.0.1:{port}?ssl_ca_certs={tmp_path}/ca.pem", prefix="tls:") as store,
     ):
-        assert both_ways(store) == [True, True, True, False]
+        assert check_sync_and_async(store) == [True, True, True, False]
     with tls(server, trustme.CA().issue_cert("127.0.0.1")) as port:
         url = f"rediss://127.0.0.1:{port}?ssl_ca_certs={tmp_path}/ca.pem"
         with RedisStore(url) as store, pytest.raises(StoreAway, match="certificate"):
@@ -157,7 +159,7 @@ def test_tls(server: Server, tmp_path: Path) -> None:
 
 async def test_an_address_that_moves_to_another_master_is_followed(kind: str) -> None:
     """As in a failover: the old master still answers, but refuses writes."""
-    with Server() as old, Server() as new:
+    with ValkeyServer() as old, ValkeyServer() as new:
         targets = [old]
         with proxy(targets) as port, RedisStore(f"redis://127.0.0.1:{port}") as store, old.client() as client:
             limiter = Limiter(per_day(3), store=store)
@@ -169,9 +171,7 @@ async def test_an_address_that_moves_to_another_master_is_followed(kind: str) ->
             client.replicaof("127.0.0.1", new.port)
             targets[0] = new
             assert (await check("a")).degraded
-            async with asyncio.timeout(PATIENCE):
-                while (await check("b")).degraded:  # noqa: ASYNC110 - there is nothing else to wait for
-                    await asyncio.sleep(0.05)
+            await ask_until_answered(partial(check, "b"))
             await store.aclose()
         with new.client() as client:
             assert client.keys("*") == [b"headgate:{b}b1:3/day:"]
@@ -196,21 +196,21 @@ def test_a_thread_that_meets_a_read_only_server_renews_the_client(
 
 
 def test_a_unix_socket(tmp_path: Path) -> None:
-    with Server("--unixsocket", str(tmp_path / "s")):
+    with ValkeyServer("--unixsocket", str(tmp_path / "s")):
         with RedisStore(f"unix://{tmp_path}/s") as store:
-            assert both_ways(store) == [True, True, True, False]
+            assert check_sync_and_async(store) == [True, True, True, False]
         for url in (f"redis+unix://{tmp_path}/s", f"async+valkey+unix://{tmp_path}/s"):
             with RedisStore(url) as store:
-                assert both_ways(store)[0] is False  # it is the same server
+                assert check_sync_and_async(store)[0] is False  # it is the same server
 
 
 def test_sentinel() -> None:
     with (
-        replicated() as (_master, _replica, sentinel),
+        replicated_server() as (_master, _replica, sentinel),
         RedisStore(f"redis+sentinel://127.0.0.1:{sentinel.port}/main") as store,
     ):
         store.verify()
-        assert both_ways(store) == [True, True, True, False]
+        assert check_sync_and_async(store) == [True, True, True, False]
 
 
 @pytest.mark.long
@@ -218,7 +218,7 @@ def test_cluster() -> None:
     with cluster() as nodes, RedisStore(f"redis+cluster://127.0.0.1:{nodes[0].port}") as store:
         store.verify()
         for key in "abcdef":  # in slots of every node
-            assert both_ways(store, key) == [True, True, True, False]
+            assert check_sync_and_async(store, key) == [True, True, True, False]
         assert all(node.client().dbsize() for node in nodes)
         asks = [Ask("team", "t", per_day(3), 1), Ask("agent", "a", per_day(3), 1)]
         with pytest.raises(InvalidInput, match="asks: expected keys in one slot of the cluster"):
@@ -230,7 +230,7 @@ def test_cluster() -> None:
         own.close()
 
 
-async def test_clients_of_the_application(server: Server) -> None:
+async def test_clients_of_the_application(server: ValkeyServer) -> None:
     client = server.client()
     store = RedisStore(client, prefix="own:")
     limiter = Limiter(per_day(2), store=store)
@@ -376,7 +376,7 @@ def test_a_limiter_and_a_gate_start_without_their_server(caplog: pytest.LogCaptu
 
 
 def test_a_server_that_is_not_redis_is_refused() -> None:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Quiet) as web:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), QuietHandler) as web:
         threading.Thread(target=web.serve_forever, daemon=True).start()
         try:
             with pytest.raises(StoreError, match="expected a Redis or Valkey server"):
@@ -388,7 +388,7 @@ def test_a_server_that_is_not_redis_is_refused() -> None:
             web.shutdown()
 
 
-class _Quiet(http.server.BaseHTTPRequestHandler):
+class QuietHandler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         """Say nothing."""
 
@@ -400,7 +400,7 @@ def test_a_version_that_is_too_old_is_refused() -> None:
             check_server({"redis_version": version})
 
 
-def test_a_user_without_the_permissions_is_refused(server: Server) -> None:
+def test_a_user_without_the_permissions_is_refused(server: ValkeyServer) -> None:
     with server.client() as client:
         client.acl_setuser("poor", enabled=True, nopass=True, keys=["headgate*"], categories=["+@all", "-@scripting"])
         client.acl_setuser("other", enabled=True, nopass=True, keys=["theirs*"], categories=["+@all"])
@@ -413,7 +413,7 @@ def test_a_user_without_the_permissions_is_refused(server: Server) -> None:
             assert (bool(decision), decision.degraded) == (True, True)
 
 
-def test_the_documented_permissions_suffice(server: Server) -> None:
+def test_the_documented_permissions_suffice(server: ValkeyServer) -> None:
     docs = Path(__file__).parents[2] / "docs" / "redis.md"
     assert f"`{PERMISSIONS}`" in docs.read_text(encoding="utf-8")
     with server.client() as client:
@@ -432,7 +432,7 @@ def test_the_documented_permissions_suffice(server: Server) -> None:
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random", "volatile-ttl", "noeviction"])
 def test_a_server_that_may_evict_keys_is_reported(
-    server: Server, caplog: pytest.LogCaptureFixture, policy: str
+    server: ValkeyServer, caplog: pytest.LogCaptureFixture, policy: str
 ) -> None:
     with server.client() as client:
         client.config_set("maxmemory-policy", policy)

@@ -11,7 +11,7 @@ from headgate.limits.token_bucket import per_second
 from headgate.limits.violations import Backoff
 from headgate.stores.base import Ask, Offence, Verb
 from headgate.stores.redis import RedisStore
-from tests.support.redis_store import doubles, time_of
+from tests.support.redis_store import pack_doubles, server_time
 from tests.support.valkey import wait_for
 
 HOUR = 3_600_000_000
@@ -33,7 +33,7 @@ def wait_until(find: Callable[[], T | None], what: str) -> T:
     return found[0]
 
 
-def reports(caplog: pytest.LogCaptureFixture) -> int:
+def count_reports(caplog: pytest.LogCaptureFixture) -> int:
     """The number of times that the log reports a step back."""
     return sum(["clock has stepped back" in record.message for record in caplog.records])
 
@@ -45,8 +45,8 @@ def test_a5_a_bucket_goes_on_from_the_new_time(store: RedisStore, raw: Any, capl
 
     def found() -> Any:
         """The value stored by the check, unless it expired before it was read."""
-        raw.set(key, doubles(0, time_of(raw) + HOUR), px=3_700_000)
-        before, denied, after = time_of(raw), limiter.check("key"), time_of(raw)
+        raw.set(key, pack_doubles(0, server_time(raw) + HOUR), px=3_700_000)
+        before, denied, after = server_time(raw), limiter.check("key"), server_time(raw)
         assert not denied
         assert denied.remaining == 0
         assert denied.retry_us == 200_000
@@ -58,14 +58,14 @@ def test_a5_a_bucket_goes_on_from_the_new_time(store: RedisStore, raw: Any, capl
 
     stamp = struct.unpack("<2d", wait_until(found, "a bucket that is still stored"))[1]
     wait_for(lambda: limiter.check("key"), "a token")
-    assert time_of(raw) >= stamp + 200_000
+    assert server_time(raw) >= stamp + 200_000
     wait_for(lambda: raw.dbsize() == 0, "the full bucket to expire")
-    assert reports(caplog) == 1
+    assert count_reports(caplog) == 1
 
 
 def test_a5_a_peek_corrects_a_bucket_too(store: RedisStore, raw: Any) -> None:
     limiter = Limiter(per_second(5), store=store)
-    raw.set("headgate:{key}b1:5/second:", doubles(0, time_of(raw) + HOUR), px=3_700_000)
+    raw.set("headgate:{key}b1:5/second:", pack_doubles(0, server_time(raw) + HOUR), px=3_700_000)
     wait_for(lambda: limiter.peek("key"), "a token")
 
 
@@ -77,10 +77,10 @@ def test_a5_a_window_goes_on_from_the_new_time(store: RedisStore, raw: Any, capl
     def found() -> list[int]:
         """The value stored by the check, unless it expired before it was read."""
         raw.delete(key)
-        later = time_of(raw) + HOUR
+        later = server_time(raw) + HOUR
         raw.rpush(key, 1_000_000, 7, later - 400_000, 9, later, 10)
         raw.pexpire(key, 3_700_000)
-        before, denied, after = time_of(raw), limiter.check("key"), time_of(raw)
+        before, denied, after = server_time(raw), limiter.check("key"), server_time(raw)
         assert not denied
         assert denied.retry_us == 600_000
         assert denied.reset_after == 1.0
@@ -93,9 +93,9 @@ def test_a5_a_window_goes_on_from_the_new_time(store: RedisStore, raw: Any, capl
     assert [numbers[0], numbers[1], numbers[3], numbers[5]] == [1_000_000, 0, 2, 3]
     assert numbers[4] - numbers[2] == 400_000
     wait_for(lambda: limiter.check("key", 2), "two hits to leave")
-    assert time_of(raw) >= numbers[2] + 1_000_000
+    assert server_time(raw) >= numbers[2] + 1_000_000
     wait_for(lambda: raw.dbsize() == 0, "all hits to leave")
-    assert reports(caplog) == 1
+    assert count_reports(caplog) == 1
 
 
 def test_a5_the_quiet_period_goes_on_from_the_new_time(
@@ -103,18 +103,18 @@ def test_a5_the_quiet_period_goes_on_from_the_new_time(
 ) -> None:
     """Looking up the standing is enough: a scheduler does no more (B5)."""
     offence = Offence("agents", "a", Backoff(quiet=0.3, alert_window=0.3))
-    later = time_of(raw) + HOUR
-    raw.set("headgate:{a}v1:agents", doubles(2, 0, later - 100_000, later), px=3_700_000)
+    later = server_time(raw) + HOUR
+    raw.set("headgate:{a}v1:agents", pack_doubles(2, 0, later - 100_000, later), px=3_700_000)
     standing = store.standing(offence)
     assert (standing.violations, standing.quiet_left) == (2, 0.3)
-    assert reports(caplog) == 1
+    assert count_reports(caplog) == 1
     wait_for(lambda: not store.standing(offence), "the end of the quiet period")
 
 
 def test_a5_an_enforced_wait_goes_on_from_the_new_time(store: RedisStore, raw: Any) -> None:
     offence = Offence("agents", "a", Backoff(steps=[0.3], quiet=60, enforce=True))
     ask = Ask("", "a", per_minute(60), 1)
-    raw.set("headgate:{a}v1:agents", doubles(1, 0, time_of(raw) + HOUR), px=3_700_000)
+    raw.set("headgate:{a}v1:agents", pack_doubles(1, 0, server_time(raw) + HOUR), px=3_700_000)
     early = store.apply(Verb.CHECK, [ask], 200, offence)
     assert (bool(early), early.retry_after) == (False, 0.3)
     assert early.violation is not None
@@ -125,11 +125,11 @@ def test_a5_an_enforced_wait_goes_on_from_the_new_time(store: RedisStore, raw: A
 
 def test_a5_violations_keep_their_count_and_raise_no_second_alert(store: RedisStore, raw: Any) -> None:
     offence = Offence("agents", "a", Backoff(alert_after=3))
-    later = time_of(raw) + HOUR
-    raw.set("headgate:{a}v1:agents", doubles(3, later - 10, later - 30, later - 20, later - 10), px=3_900_000)
-    before = time_of(raw)
+    later = server_time(raw) + HOUR
+    raw.set("headgate:{a}v1:agents", pack_doubles(3, later - 10, later - 30, later - 20, later - 10), px=3_900_000)
+    before = server_time(raw)
     told = [store.record_violation(offence) for _ in range(2)]
-    after = time_of(raw)
+    after = server_time(raw)
     assert [(one.count, one.alert) for one in told] == [(4, False), (5, False)]
     count, alerted, *newest = struct.unpack("<5d", raw.get("headgate:{a}v1:agents"))
     assert count == 5
@@ -146,15 +146,15 @@ def test_a5_after_a_step_back_below_a_second_time_stands_still_until_it_catches_
     def stamped() -> int | None:
         """The stamp of the stored values, unless the machine was too slow to check before it."""
         raw.flushall()
-        stamp = time_of(raw) + ahead
-        raw.set("headgate:{key}b1:5/second:", doubles(0, stamp), px=60_000)
+        stamp = server_time(raw) + ahead
+        raw.set("headgate:{key}b1:5/second:", pack_doubles(0, stamp), px=60_000)
         raw.rpush("headgate:{key}w1:1/second sliding:", 1_000_000, 0, stamp, 1)
         raw.pexpire("headgate:{key}w1:1/second sliding:", 60_000)
-        raw.set("headgate:{key}v1:agents", doubles(1, 0, stamp), px=60_000)
+        raw.set("headgate:{key}v1:agents", pack_doubles(1, 0, stamp), px=60_000)
         before = [raw.dump(key) for key in sorted(raw.keys())]
         waits = [one.check("key").retry_us or 0 for one in (bucket, window)]
         violations = store.standing(Offence("agents", "key", Backoff())).violations
-        if time_of(raw) >= stamp:
+        if server_time(raw) >= stamp:
             return None
         assert violations == 1
         assert 200_000 < waits[0] <= 200_000 + ahead
@@ -164,15 +164,15 @@ def test_a5_after_a_step_back_below_a_second_time_stands_still_until_it_catches_
 
     stamp = wait_until(stamped, "checks before the clock catches up")
     wait_for(lambda: bucket.check("key"), "a token")
-    assert time_of(raw) >= stamp + 200_000
+    assert server_time(raw) >= stamp + 200_000
     wait_for(lambda: window.check("key").outcome is not Outcome.DENY, "the hit to leave the window")
-    assert time_of(raw) >= stamp + 1_000_000
-    assert reports(caplog) == 0
+    assert server_time(raw) >= stamp + 1_000_000
+    assert count_reports(caplog) == 0
 
 
 def test_a5_a_step_back_is_logged_once(store: RedisStore, raw: Any, caplog: pytest.LogCaptureFixture) -> None:
     limiter = Limiter(per_second(5), store=store)
     for number in range(20):
-        raw.set(f"headgate:{{{number}}}b1:5/second:", doubles(0, time_of(raw) + HOUR), px=3_700_000)
+        raw.set(f"headgate:{{{number}}}b1:5/second:", pack_doubles(0, server_time(raw) + HOUR), px=3_700_000)
         assert not limiter.check(str(number))
-    assert reports(caplog) == 1
+    assert count_reports(caplog) == 1

@@ -19,8 +19,9 @@ import pytest
 from headgate import Decision, Limit, Limiter, SlidingWindow, parse, per_day, per_minute
 from headgate.stores.redis import RedisStore, batching
 from headgate.stores.redis.script import SOURCE
+from tests.support.event_loop import take_turns
 from tests.support.threads import run_together
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = pytest.mark.once  # the server's script decides; its callers are compiled or not in test_redis.py
 
@@ -66,7 +67,7 @@ class Node:
         assert self._process.returncode == 0
 
 
-def be_a_node(url: str, ahead: int, newer: str) -> None:
+def run_node(url: str, ahead: int, newer: str) -> None:
     """Run as a node, with clocks that are `ahead` seconds fast."""
     if ahead:
         for name, factor in (("time", 1), ("monotonic", 1), ("time_ns", 10**9), ("monotonic_ns", 10**9)):
@@ -76,22 +77,22 @@ def be_a_node(url: str, ahead: int, newer: str) -> None:
         text = SOURCE + b"\n-- another version of the same"
         batching._EVAL = ("EVAL", text)  # type: ignore[misc]
         batching._EVALSHA = ("EVALSHA", hashlib.sha1(text).hexdigest().encode())  # type: ignore[misc]
-    asyncio.run(_obey(url))
+    asyncio.run(obey_commands(url))
 
 
-async def _obey(url: str) -> None:
+async def obey_commands(url: str) -> None:
     async with RedisStore(url, timeout=PATIENCE) as store:
         await Limiter(per_day(1), store=store).apeek("known")
         print("{}", flush=True)
         for line in sys.stdin:
             order = json.loads(line)
             limiter = Limiter(order["limit"], store=store)
-            passed, degraded = await hammer(limiter, order["key"], order["tasks"], order["checks"])
+            passed, degraded = await check_concurrently(limiter, order["key"], order["tasks"], order["checks"])
             after = await limiter.apeek(order["key"])
             print(json.dumps({"passed": passed, "degraded": degraded, "wait": after.retry_us}), flush=True)
 
 
-async def hammer(limiter: Limiter, key: str, tasks: int, checks: int) -> tuple[int, int]:
+async def check_concurrently(limiter: Limiter, key: str, tasks: int, checks: int) -> tuple[int, int]:
     """The numbers that pass, and that are degraded, when each task makes that many checks."""
 
     async def one() -> list[Decision]:
@@ -155,9 +156,9 @@ def run_as_program(*arguments: str) -> Any:
 @pytest.fixture(params=["server", "cluster"])
 def url(request: pytest.FixtureRequest) -> str:
     if request.param == "server":
-        server: Server = request.getfixturevalue("server")
+        server: ValkeyServer = request.getfixturevalue("server")
         return server.url
-    nodes: list[Server] = request.getfixturevalue("masters")
+    nodes: list[ValkeyServer] = request.getfixturevalue("masters")
     return f"redis+cluster://127.0.0.1:{nodes[0].port}"
 
 
@@ -182,7 +183,7 @@ def test_a7_exactly_the_limit_passes_from_many_processes(url: str, limit: Limit)
 
 
 @pytest.mark.long
-def test_a7_nodes_whose_clocks_are_an_hour_apart_decide_the_same(server: Server) -> None:
+def test_a7_nodes_whose_clocks_are_an_hour_apart_decide_the_same(server: ValkeyServer) -> None:
     """Only the server's clock counts."""
     with ExitStack() as stack:
         nodes = [stack.enter_context(Node(server.url, ahead=ahead)) for ahead in (0, 3600, -3600)]
@@ -200,7 +201,7 @@ def test_a7_nodes_whose_clocks_are_an_hour_apart_decide_the_same(server: Server)
 
 @pytest.mark.long
 @pytest.mark.parametrize("limit", LIMITS, ids=str)
-def test_a7_nodes_with_different_scripts_agree(server: Server, raw: Any, limit: Limit) -> None:
+def test_a7_nodes_with_different_scripts_agree(server: ValkeyServer, raw: Any, limit: Limit) -> None:
     """As during the rollout of a new version."""
     raw.script_flush()
     with Node(server.url) as one, Node(server.url, newer=True) as other:
@@ -209,7 +210,7 @@ def test_a7_nodes_with_different_scripts_agree(server: Server, raw: Any, limit: 
     assert raw.info("memory")["number_of_cached_scripts"] == 2
 
 
-def test_a7_exact_on_both_sides_of_a_fork(server: Server) -> None:
+def test_a7_exact_on_both_sides_of_a_fork(server: ValkeyServer) -> None:
     """The child must not use its parent's connections."""
     before, parent, child = run_as_program("fork", server.url)
     assert before == [20, 0]
@@ -221,7 +222,9 @@ def test_a7_exact_on_both_sides_of_a_fork(server: Server) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("limit", LIMITS, ids=str)
-def test_a7_two_thousand_threads_at_once_are_exact_on_few_connections(server: Server, raw: Any, limit: Limit) -> None:
+def test_a7_two_thousand_threads_at_once_are_exact_on_few_connections(
+    server: ValkeyServer, raw: Any, limit: Limit
+) -> None:
     """The store is new."""
     with RedisStore(server.url, timeout=PATIENCE) as store:
         passed, degraded = checked_by_threads(Limiter(limit, store=store), "key", threads=2000, checks=1)
@@ -230,8 +233,8 @@ def test_a7_two_thousand_threads_at_once_are_exact_on_few_connections(server: Se
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_switching")
-def test_a7_threads_that_find_a_new_store_share_its_first_connections(server: Server, raw: Any) -> None:
+@pytest.mark.usefixtures("_frequent_switches")
+def test_a7_threads_that_find_a_new_store_share_its_first_connections(server: ValkeyServer, raw: Any) -> None:
     for trial in range(20):
         before = connections(raw)
         with RedisStore(server.url, timeout=PATIENCE) as store:
@@ -242,13 +245,13 @@ def test_a7_threads_that_find_a_new_store_share_its_first_connections(server: Se
 @pytest.mark.parametrize("used", [False, True], ids=["new", "used"])
 @pytest.mark.parametrize("limit", LIMITS, ids=str)
 async def test_a7_two_thousand_tasks_at_once_are_exact_on_few_connections(
-    server: Server, raw: Any, limit: Limit, used: bool
+    server: ValkeyServer, raw: Any, limit: Limit, used: bool
 ) -> None:
     async with RedisStore(server.url, timeout=PATIENCE) as store:
         limiter = Limiter(limit, store=store)
         if used:
             await limiter.apeek("key")
-        assert await hammer(limiter, "key", tasks=2000, checks=1 + used) == (500, 0)
+        assert await check_concurrently(limiter, "key", tasks=2000, checks=1 + used) == (500, 0)
     assert connections(raw) <= FEW
 
 
@@ -257,7 +260,7 @@ def test_a7_threads_and_event_loops_share_one_store(store: RedisStore) -> None:
 
     def work(number: int) -> int:
         if number < 3:
-            return asyncio.run(hammer(limiter, "key", tasks=50, checks=2))[0]
+            return asyncio.run(check_concurrently(limiter, "key", tasks=50, checks=2))[0]
         return sum(bool(limiter.check("key")) for _ in range(10))
 
     assert sum(run_together(11, work)) == 100
@@ -266,7 +269,7 @@ def test_a7_threads_and_event_loops_share_one_store(store: RedisStore) -> None:
 # Cancelling -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_check_cancelled_before_it_is_sent_charges_nothing(server: Server) -> None:
+async def test_a_check_cancelled_before_it_is_sent_charges_nothing(server: ValkeyServer) -> None:
     async with RedisStore(server.url, timeout=PATIENCE) as store:
         limiter = Limiter(per_day(100), store=store)
         await limiter.apeek("key")
@@ -280,7 +283,7 @@ async def test_a_check_cancelled_before_it_is_sent_charges_nothing(server: Serve
         assert (await limiter.apeek("key")).remaining == 95
 
 
-async def test_a_check_cancelled_before_it_starts_is_never_sent(server: Server, raw: Any) -> None:
+async def test_a_check_cancelled_before_it_starts_is_never_sent(server: ValkeyServer, raw: Any) -> None:
     async with RedisStore(server.url, timeout=PATIENCE) as store:
         limiter = Limiter(per_day(100), store=store)
         await limiter.apeek("key")
@@ -294,15 +297,14 @@ async def test_a_check_cancelled_before_it_starts_is_never_sent(server: Server, 
 
 
 @pytest.mark.parametrize("cancelled", [[3], [0], range(10)], ids=["one", "the first", "all"])
-async def test_cancelling_a_check_that_was_sent_affects_no_other(server: Server, cancelled: list[int]) -> None:
+async def test_cancelling_a_check_that_was_sent_affects_no_other(server: ValkeyServer, cancelled: list[int]) -> None:
     async with RedisStore(server.url, timeout=PATIENCE) as store:
         limiter = Limiter(per_day(100), store=store)
         await limiter.apeek("key")
         server.signal(signal.SIGSTOP)  # so that there is no answer yet
         try:
             tasks = [asyncio.create_task(limiter.acheck("key")) for _ in range(10)]
-            for _ in range(20):
-                await asyncio.sleep(0)
+            await take_turns(20)
             for number in cancelled:
                 tasks[number].cancel()
             await asyncio.sleep(0)
@@ -333,7 +335,7 @@ def test_c1_one_check_is_one_call_of_the_script(store: RedisStore, raw: Any) -> 
         assert raw.info("commandstats").get("cmdstat_eval") is None, "it is called by its digest"
 
 
-async def test_fifty_tasks_in_one_turn_take_a_few_calls(server: Server, raw: Any) -> None:
+async def test_fifty_tasks_in_one_turn_take_a_few_calls(server: ValkeyServer, raw: Any) -> None:
     async with RedisStore(server.url, timeout=PATIENCE) as store:
         limiter = Limiter(per_day(1000), store=store)
         await limiter.acheck("key")
@@ -345,7 +347,7 @@ async def test_fifty_tasks_in_one_turn_take_a_few_calls(server: Server, raw: Any
         assert calls_of(raw) <= 4
 
 
-def test_two_hundred_threads_take_a_few_calls(store: RedisStore, server: Server, raw: Any) -> None:
+def test_two_hundred_threads_take_a_few_calls(store: RedisStore, server: ValkeyServer, raw: Any) -> None:
     """While eight are sending, the others are collected into one call."""
     limiter = Limiter(per_day(1000), store=store)
     limiter.check("key")
@@ -367,6 +369,6 @@ def test_two_hundred_threads_take_a_few_calls(store: RedisStore, server: Server,
 
 if __name__ == "__main__":
     if sys.argv[1] == "node":
-        be_a_node(sys.argv[2], int(sys.argv[3]), sys.argv[4])
+        run_node(sys.argv[2], int(sys.argv[3]), sys.argv[4])
     else:
         fork_and_check(sys.argv[2])

@@ -10,9 +10,9 @@ from redis.crc import key_slot
 
 from headgate import Limiter
 from headgate.stores.redis import RedisStore
-from tests.support.fault_trial import CAPACITY, HOT, IMPATIENT, LIMIT, WORKERS, trial
+from tests.support.fault_trial import CAPACITY, HOT, IMPATIENT, LIMIT, WORKERS, fault_trial
 from tests.support.threads import run_together
-from tests.support.valkey import PATIENCE, Server, cluster, is_whole, replicated, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, cluster, is_whole, replicated_server, wait_for
 
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("_leave_nothing_open")]
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.once, pytest.mark.usefixtures("_leave_nothing_open")]
 
 @pytest.mark.long
 def test_a_slot_that_moves_to_another_node_is_followed(kind: str) -> None:
-    with cluster() as nodes, trial(f"redis+cluster://127.0.0.1:{nodes[0].port}", kind) as it:
+    with cluster() as nodes, fault_trial(f"redis+cluster://127.0.0.1:{nodes[0].port}", kind) as it:
         with it.load as load:
             load.ration()
             load.wait_for_passes(1)  # so that there is a key to move
@@ -36,7 +36,7 @@ def test_a_slot_that_moves_to_another_node_is_followed(kind: str) -> None:
         assert load.passed() == CAPACITY
 
 
-def move_slot(nodes: list[Server], slot: int, meanwhile: Callable[[], None]) -> None:
+def move_slot(nodes: list[ValkeyServer], slot: int, meanwhile: Callable[[], None]) -> None:
     """Move a slot to the next node as an operator does, calling `meanwhile` between the steps."""
     with ExitStack() as stack:
         clients = [stack.enter_context(node.client(decode_responses=True)) for node in nodes]
@@ -61,7 +61,7 @@ def move_slot(nodes: list[Server], slot: int, meanwhile: Callable[[], None]) -> 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hanging"])
 def test_a_node_of_a_cluster_that_is_away_for_a_second(kind: str, fault: int) -> None:
     timeout = IMPATIENT if fault == signal.SIGSTOP else PATIENCE
-    with cluster() as nodes, trial(f"redis+cluster://127.0.0.1:{nodes[0].port}", kind, timeout=timeout) as it:
+    with cluster() as nodes, fault_trial(f"redis+cluster://127.0.0.1:{nodes[0].port}", kind, timeout=timeout) as it:
         node = nodes[owner_of(nodes, key_slot(HOT.encode()))]
         with it.load as load:
             load.wait_for_passes(CAPACITY // 4)
@@ -82,7 +82,7 @@ def test_a_node_of_a_cluster_that_is_away_for_a_second(kind: str, fault: int) ->
             assert load.passed() <= CAPACITY
 
 
-def owner_of(nodes: list[Server], slot: int) -> int:
+def owner_of(nodes: list[ValkeyServer], slot: int) -> int:
     with ExitStack() as stack:
         clients = [stack.enter_context(node.client(decode_responses=True)) for node in nodes]
         ids = [str(client.execute_command("CLUSTER", "MYID")) for client in clients]
@@ -103,8 +103,8 @@ def owns(client: Any, name: str, slot: int) -> bool:
 def test_a_failover_by_sentinel(kind: str) -> None:
     """Writes that had not reached the replica are lost: more than the capacity may pass, but never twice as much."""
     with (
-        replicated() as (master, replica, sentinel),
-        trial(f"redis+sentinel://127.0.0.1:{sentinel.port}/main", kind) as it,
+        replicated_server() as (master, replica, sentinel),
+        fault_trial(f"redis+sentinel://127.0.0.1:{sentinel.port}/main", kind) as it,
         sentinel.client(decode_responses=True) as client,
     ):
         with it.load as load:
@@ -119,7 +119,7 @@ def test_a_failover_by_sentinel(kind: str) -> None:
         assert CAPACITY - len(load.of(HOT, degraded=True)) <= load.passed()
 
 
-def is_master(sentinel: Any, server: Server) -> bool:
+def is_master(sentinel: Any, server: ValkeyServer) -> bool:
     """Whether a Sentinel is sure of its master: for a second after a failover it isn't."""
     words = sentinel.execute_command("SENTINEL", "MASTER", "main")
     state = words if isinstance(words, dict) else dict(zip(words[::2], words[1::2], strict=True))
@@ -130,7 +130,7 @@ def is_master(sentinel: Any, server: Server) -> bool:
 def test_after_a_failover_no_connection_goes_to_the_old_master() -> None:
     """Not even one that was idle during it."""
     with (
-        replicated() as (master, replica, sentinel),
+        replicated_server() as (master, replica, sentinel),
         RedisStore(f"redis+sentinel://127.0.0.1:{sentinel.port}/main", timeout=PATIENCE) as store,
         sentinel.client(decode_responses=True) as client,
     ):
@@ -144,8 +144,8 @@ def test_after_a_failover_no_connection_goes_to_the_old_master() -> None:
 @pytest.mark.long
 def test_callers_dont_wait_for_sentinels_that_are_away_too(kind: str) -> None:
     with (
-        replicated() as (master, _, sentinel),
-        trial(f"redis+sentinel://127.0.0.1:{sentinel.port}/main", kind) as it,
+        replicated_server() as (master, _, sentinel),
+        fault_trial(f"redis+sentinel://127.0.0.1:{sentinel.port}/main", kind) as it,
     ):
         with it.load as load:
             load.wait_for_passes(CAPACITY // 4)

@@ -6,7 +6,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from fractions import Fraction
 from typing import Any
@@ -19,9 +19,9 @@ from headgate import AllOf, Decision, Limit, Limiter, ManualClock, SlidingWindow
 from headgate.stores.base import Ask, Verb
 from headgate.stores.redis import RedisStore, batching
 from headgate.stores.redis.fallback import CircuitBreaker
-from tests.support.ports import nobody
-from tests.support.redis_store import POLICIES, SLACK, TIMEOUT, ProcessTime
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.ports import unused_port
+from tests.support.redis_store import POLICIES, SLACK, TIMEOUT, ProcessTime, ask_until_answered
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 LIMIT = per_day(200)  # a token every seven minutes: none while a test runs
 
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.long, pytest.mark.once, pytest.mark.usefixtures("_leav
 @pytest.mark.parametrize("url", ["redis://{}", "redis+cluster://{}", "redis+sentinel://{}/main"])
 async def test_the_failure_policy_decides_if_the_server_was_never_there(url: str, policy: str, kind: str) -> None:
     with (
-        nobody() as port,
+        unused_port() as port,
         RedisStore(url.format(f"127.0.0.1:{port}"), on_failure=policy, timeout=PATIENCE) as store,
     ):
         limiter = Limiter(per_day(2), store=store)
@@ -45,7 +45,7 @@ async def test_the_failure_policy_decides_if_the_server_was_never_there(url: str
 
 
 @pytest.fixture
-def resetting() -> Iterator[int]:
+def resetting_server_port() -> Iterator[int]:
     """The port of a server that accepts connections and resets them at once."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -64,13 +64,13 @@ def resetting() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_a_server_that_resets_connections_is_away(resetting: int, loop: Callable[[], Any]) -> None:
+def test_a_server_that_resets_connections_is_away(resetting_server_port: int, loop: Callable[[], Any]) -> None:
     """At any moment: uvloop has an error of its own for a connection that was closed in between."""
 
     async def ask() -> list[bool]:
         found = []
         for _ in range(100):
-            async with RedisStore(f"redis://127.0.0.1:{resetting}", timeout=PATIENCE) as store:
+            async with RedisStore(f"redis://127.0.0.1:{resetting_server_port}", timeout=PATIENCE) as store:
                 found.append((await Limiter(LIMIT, store=store).acheck("a")).degraded)
                 found.append((await store.aapply(Verb.CHECK, [Ask("", "a", LIMIT, 1)], 0)).degraded)
         return found
@@ -79,20 +79,9 @@ def test_a_server_that_resets_connections_is_away(resetting: int, loop: Callable
         assert runner.run(ask()) == [True] * 200
 
 
-async def answered(ask: Callable[[], Awaitable[Decision]], clock: ManualClock | None = None) -> Decision:
-    """Ask until the server answers: a machine under load may be too slow for a short timeout."""
-    deadline = time.monotonic() + PATIENCE
-    while (decision := await ask()).degraded:
-        assert time.monotonic() < deadline
-        if clock is not None:
-            clock.advance(1)
-        await asyncio.sleep(0.01)
-    return decision
-
-
 async def test_few_wait_for_a_server_that_hangs(kind: str, breaker_clock: ManualClock) -> None:
     """The first waits for the whole timeout, then one every 0.4 s. The others are decided at once; nothing is sent."""
-    with Server() as server, ProcessTime() as took:
+    with ValkeyServer() as server, ProcessTime() as took:
         async with RedisStore(server.url, on_failure="closed", timeout=TIMEOUT) as store:
             limiter = Limiter(LIMIT, store=store)
 
@@ -105,7 +94,7 @@ async def test_few_wait_for_a_server_that_hangs(kind: str, breaker_clock: Manual
                 assert all(decision.degraded and not decision for decision in decisions)
                 return store.traffic.round_trips - before
 
-            await answered(check, breaker_clock)
+            await ask_until_answered(check, breaker_clock)
             server.signal(signal.SIGSTOP)
             began = time.monotonic()
             assert await calls_for(1) == 1
@@ -122,7 +111,7 @@ async def test_few_wait_for_a_server_that_hangs(kind: str, breaker_clock: Manual
 @pytest.mark.parametrize("policy", POLICIES)
 async def test_a_request_whose_answer_was_lost_is_charged_once(kind: str, policy: str) -> None:
     """Executed or not, it is charged once if it is repeated under its id."""
-    with Server() as server, RedisStore(server.url, on_failure=policy, timeout=TIMEOUT) as store:
+    with ValkeyServer() as server, RedisStore(server.url, on_failure=policy, timeout=TIMEOUT) as store:
         limiter = Limiter(LIMIT, store=store)
 
         async def ask(request_id: str) -> Decision:
@@ -133,18 +122,18 @@ async def test_a_request_whose_answer_was_lost_is_charged_once(kind: str, policy
         async def peek() -> Decision:
             return limiter.peek("a") if kind == "threads" else await limiter.apeek("a")
 
-        assert (await answered(peek)).remaining == 200  # it is connected
+        assert (await ask_until_answered(peek)).remaining == 200  # it is connected
         server.signal(signal.SIGSTOP)
         began = time.monotonic()
         assert (await ask("r1")).degraded
         assert time.monotonic() - began > TIMEOUT * 0.9
         server.signal(signal.SIGCONT)
-        decision = await answered(lambda: ask("r1"))
+        decision = await ask_until_answered(lambda: ask("r1"))
         assert decision
         assert decision.remaining == 199
-        assert (await answered(lambda: ask("r1"))).remaining == 199
-        assert (await answered(peek)).remaining == 199
-        assert (await answered(lambda: ask("r2"))).remaining == 198
+        assert (await ask_until_answered(lambda: ask("r1"))).remaining == 199
+        assert (await ask_until_answered(peek)).remaining == 199
+        assert (await ask_until_answered(lambda: ask("r2"))).remaining == 198
         await store.aclose()
 
 
@@ -172,7 +161,7 @@ def test_thousands_of_waiting_tasks_are_decided_together() -> None:
     async def ask(limiter: Limiter) -> list[Decision]:
         return await asyncio.gather(*[limiter.acheck(f"key-{number}") for number in range(12_000)])
 
-    with Server() as server, RedisStore(server.url, timeout=TIMEOUT) as store:
+    with ValkeyServer() as server, RedisStore(server.url, timeout=TIMEOUT) as store:
         limiter = Limiter(LIMIT, store=store)
         wait_for(lambda: not limiter.check("before").degraded, "the server's answer")
         server.signal(signal.SIGSTOP)
@@ -192,10 +181,10 @@ BURST_41 = TokenBucket(41, 60, 60)
 
 
 @pytest.fixture
-def alone() -> Iterator[RedisStore]:
+def cut_off_node() -> Iterator[RedisStore]:
     """The store of one of two nodes whose server is away for good."""
     with (
-        nobody() as port,
+        unused_port() as port,
         RedisStore(f"redis://127.0.0.1:{port}", timeout=PATIENCE, nodes=2, clock=ManualClock(start=1000)) as store,
     ):
         yield store
@@ -205,9 +194,9 @@ def summary(decision: Decision) -> tuple[bool, bool, Limit, int | None]:
     return bool(decision), decision.degraded, decision.limit, decision.bound
 
 
-def test_parts_with_equal_shares_keep_their_places(alone: RedisStore) -> None:
+def test_parts_with_equal_shares_keep_their_places(cut_off_node: RedisStore) -> None:
     window = SlidingWindow(4, 60)
-    limiter = Limiter(AllOf([BURST_40, BURST_41, window]), store=alone)
+    limiter = Limiter(AllOf([BURST_40, BURST_41, window]), store=cut_off_node)
     assert [summary(limiter.check("a")) for _ in range(3)] == [
         (True, True, window, 2),
         (True, True, window, 2),
@@ -215,13 +204,13 @@ def test_parts_with_equal_shares_keep_their_places(alone: RedisStore) -> None:
     ]
 
 
-def test_a_part_that_equals_the_share_of_another_is_not_mistaken_for_it(alone: RedisStore) -> None:
+def test_a_part_that_equals_the_share_of_another_is_not_mistaken_for_it(cut_off_node: RedisStore) -> None:
     whole, half = TokenBucket(2, 20, 60), TokenBucket(1, 20, 120)
-    decision = Limiter(AllOf([whole, half]), store=alone).check("a")
+    decision = Limiter(AllOf([whole, half]), store=cut_off_node).check("a")
     assert summary(decision) == (True, True, whole, 0), "neither has any left, so the first is named"
 
 
-def test_limits_with_equal_shares_can_be_checked_together(alone: RedisStore) -> None:
+def test_limits_with_equal_shares_can_be_checked_together(cut_off_node: RedisStore) -> None:
     """Each is counted separately, and the one that decides is named, with its part."""
     window = SlidingWindow(4, 60)
     asks = [
@@ -229,28 +218,28 @@ def test_limits_with_equal_shares_can_be_checked_together(alone: RedisStore) -> 
         Ask("", "a", BURST_41, 1),
         Ask("", "a", AllOf([BURST_40, BURST_41, window]), 1),
     ]
-    decisions = [alone.apply(Verb.CHECK, asks, 0) for _ in range(3)]
+    decisions = [cut_off_node.apply(Verb.CHECK, asks, 0) for _ in range(3)]
     assert [summary(decision) for decision in decisions] == [
         (True, True, window, 2),
         (True, True, window, 2),
         (False, True, window, 2),
     ]
     asks = asks[1::-1]
-    decisions = [alone.apply(Verb.PEEK, asks, 0), alone.apply(Verb.CHECK, asks, 0)]
+    decisions = [cut_off_node.apply(Verb.PEEK, asks, 0), cut_off_node.apply(Verb.CHECK, asks, 0)]
     assert [summary(decision) for decision in decisions] == [(False, True, BURST_40, 1)] * 2
     assert [decision.retry_us for decision in decisions] == [2_000_000] * 2
 
 
-def test_limits_with_equal_shares_never_collide(alone: RedisStore) -> None:
-    decisions = [Limiter(limit, store=alone).check("a", 5) for limit in (BURST_40, BURST_41)]
+def test_limits_with_equal_shares_never_collide(cut_off_node: RedisStore) -> None:
+    decisions = [Limiter(limit, store=cut_off_node).check("a", 5) for limit in (BURST_40, BURST_41)]
     assert [decision.remaining for decision in decisions] == [15, 15]
 
 
-def test_a_limit_has_one_count_alone_and_among_others(alone: RedisStore) -> None:
+def test_a_limit_has_one_count_alone_and_among_others(cut_off_node: RedisStore) -> None:
     limit = AllOf([BURST_40, SlidingWindow(100, 60)])
-    limiter, ask = Limiter(limit, store=alone), Ask("", "a", limit, 5)
+    limiter, ask = Limiter(limit, store=cut_off_node), Ask("", "a", limit, 5)
     assert limiter.check("a", 5).remaining == 15
-    assert alone.apply(Verb.CHECK, [ask, Ask("", "b", limit, 1)], 0).remaining == 10
+    assert cut_off_node.apply(Verb.CHECK, [ask, Ask("", "b", limit, 1)], 0).remaining == 10
     assert limiter.peek("a").remaining == 10
 
 
@@ -266,7 +255,7 @@ def test_a_limit_has_one_count_alone_and_among_others(alone: RedisStore) -> None
 def test_a_share_that_cant_be_counted_exactly_is_rounded_down(limit: TokenBucket, nodes: int, wait: int) -> None:
     """No `TokenBucket` can hold it: each token takes whole microseconds instead."""
     with (
-        nobody() as port,
+        unused_port() as port,
         RedisStore(f"redis://127.0.0.1:{port}", timeout=PATIENCE, nodes=nodes, clock=ManualClock(start=1000)) as store,
     ):
         limiter = Limiter(limit, store=store)
@@ -280,7 +269,7 @@ def test_a_share_that_cant_be_counted_exactly_is_rounded_down(limit: TokenBucket
 def test_dropping_a_key_drops_its_count_in_the_share_too(verb: Callable[[Any, str], Any], drop: str) -> None:
     """The next outage begins with a full share."""
     limit = AllOf([per_day(4), SlidingWindow(6, 86_400)])
-    with Server() as server, RedisStore(server.url, nodes=2, timeout=PATIENCE) as store:
+    with ValkeyServer() as server, RedisStore(server.url, nodes=2, timeout=PATIENCE) as store:
         limiter = Limiter(limit, store=store)
         server.kill()
         assert [bool(limiter.check("a")) for _ in range(3)] == [True, True, False]
@@ -298,7 +287,7 @@ def test_a_reset_that_fails_leaves_the_local_count(verb: Callable[[Any, str], An
     """A program that tries again and again must not lift the limit for as long as the server is away."""
     limit = per_day(2)
     arguments = {"forget": ("", "a", limit), "clear": ("", limit), "reset": ()}
-    with nobody() as port, RedisStore(f"redis://127.0.0.1:{port}", nodes=nodes, timeout=PATIENCE) as store:
+    with unused_port() as port, RedisStore(f"redis://127.0.0.1:{port}", nodes=nodes, timeout=PATIENCE) as store:
         limiter = Limiter(limit, store=store)
         while limiter.check("a"):
             pass
@@ -308,7 +297,7 @@ def test_a_reset_that_fails_leaves_the_local_count(verb: Callable[[Any, str], An
 
 
 async def test_a_window_that_cant_be_reset_keeps_its_local_count() -> None:
-    with nobody() as port:
+    with unused_port() as port:
         async with RedisStore(f"redis://127.0.0.1:{port}", timeout=PATIENCE) as store:
             windows = store.windows()
             await windows.hit("a", 1, 60_000_000)

@@ -3,33 +3,26 @@
 import asyncio
 import signal
 import time
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from headgate import AllOf, Limit, Limiter, ManualClock, SlidingWindow, per_day
 from headgate.stores.redis import RedisStore
-from tests.support.fault_trial import CAPACITY, HOT, IMPATIENT, LIMIT, SPENT, WORKERS, trial
-from tests.support.redis_store import BACK, POLICIES
+from tests.support.fault_trial import CAPACITY, HOT, IMPATIENT, LIMIT, SPENT, WORKERS, fault_trial
+from tests.support.redis_store import BACK, POLICIES, ask_until_answered
 from tests.support.threads import run_together
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import DURABLE, PATIENCE, ValkeyServer, wait_for
 
 pytestmark = [pytest.mark.once, pytest.mark.long, pytest.mark.usefixtures("_leave_nothing_open")]
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    """A server for each test, which may end it."""
-    with Server() as one:
-        yield one
 
 
 # Brief faults ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_script_flush_goes_unnoticed(server: Server, kind: str) -> None:
-    with trial(server.url, kind) as it, server.client() as client:
+def test_a_script_flush_goes_unnoticed(own_server: ValkeyServer, kind: str) -> None:
+    with fault_trial(own_server.url, kind) as it, own_server.client() as client:
         with it.load as load:
             load.ration()
             load.wait_for_passes(CAPACITY // 10)
@@ -47,8 +40,8 @@ def test_a_script_flush_goes_unnoticed(server: Server, kind: str) -> None:
         assert flushes > 3
 
 
-def test_closed_connections_are_opened_again(server: Server, kind: str) -> None:
-    with trial(server.url, kind) as it, server.client() as client:
+def test_closed_connections_are_opened_again(own_server: ValkeyServer, kind: str) -> None:
+    with fault_trial(own_server.url, kind) as it, own_server.client() as client:
         with it.load as load:
             for _ in range(3):
                 load.wait_for_passes(CAPACITY // 5)
@@ -74,17 +67,17 @@ def test_closed_connections_are_opened_again(server: Server, kind: str) -> None:
     ],
 )
 def test_limits_hold_again_after_a_restart_that_loses_the_counts(
-    server: Server, kind: str, end: signal.Signals, policy: str
+    own_server: ValkeyServer, kind: str, end: signal.Signals, policy: str
 ) -> None:
-    with trial(server.url, kind, policy) as it:
+    with fault_trial(own_server.url, kind, policy) as it:
         with it.load as load:
             load.wait_for_passes(CAPACITY // 4)
-            server.signal(end)
+            own_server.signal(end)
             wait_for(lambda: it.store.degraded, "a degraded store")
             if end == signal.SIGKILL:
                 load.stay_degraded(1.0)
                 assert it.store.degraded
-            server.restart()
+            own_server.restart()
             back = load.wait_for_recovery()
         it.check_recovery(back)
         assert len(it.events) <= 2 * WORKERS, "one outage; answers that were under way may have come after it"
@@ -92,8 +85,8 @@ def test_limits_hold_again_after_a_restart_that_loses_the_counts(
 
 def test_a_server_with_a_journal_loses_nothing_when_it_is_killed(kind: str) -> None:
     with (
-        Server("--appendonly", "yes", "--appendfsync", "always") as server,
-        trial(server.url, kind, "closed") as it,
+        ValkeyServer(*DURABLE) as server,
+        fault_trial(server.url, kind, "closed") as it,
     ):
         with it.load as load:
             load.wait_for_passes(CAPACITY // 4)
@@ -107,15 +100,15 @@ def test_a_server_with_a_journal_loses_nothing_when_it_is_killed(kind: str) -> N
 
 
 @pytest.mark.parametrize("policy", ["open", "local"])
-def test_a_server_that_hangs(server: Server, kind: str, policy: str) -> None:
+def test_a_server_that_hangs(own_server: ValkeyServer, kind: str, policy: str) -> None:
     """Later it executes calls that have timed out: they may be charged, but let nobody pass."""
-    with trial(server.url, kind, policy, IMPATIENT) as it:
+    with fault_trial(own_server.url, kind, policy, IMPATIENT) as it:
         with it.load as load:
             load.wait_for_passes(CAPACITY // 4)
-            server.signal(signal.SIGSTOP)
+            own_server.signal(signal.SIGSTOP)
             load.stay_degraded(3.0)
             assert it.store.degraded
-            server.signal(signal.SIGCONT)
+            own_server.signal(signal.SIGCONT)
             back = load.wait_for_recovery()
             load.use_up()
         it.check_recovery(back)
@@ -126,8 +119,8 @@ def test_a_server_that_hangs(server: Server, kind: str, policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["closed", "local"])
-def test_a_server_whose_memory_is_full(server: Server, kind: str, policy: str) -> None:
-    with trial(server.url, kind, policy) as it, server.client() as client:
+def test_a_server_whose_memory_is_full(own_server: ValkeyServer, kind: str, policy: str) -> None:
+    with fault_trial(own_server.url, kind, policy) as it, own_server.client() as client:
         with it.load as load:
             load.wait_for_passes(CAPACITY // 4)
             client.config_set("maxmemory", 1)
@@ -140,9 +133,13 @@ def test_a_server_whose_memory_is_full(server: Server, kind: str, policy: str) -
         print(f"{len(it.events)} events")
 
 
-def test_a_master_that_becomes_a_replica_and_a_master_again(server: Server, kind: str) -> None:
+def test_a_master_that_becomes_a_replica_and_a_master_again(own_server: ValkeyServer, kind: str) -> None:
     """Its counts are replaced by those of its temporary master, which has none."""
-    with Server("--repl-diskless-sync-delay", "0") as other, trial(server.url, kind) as it, server.client() as client:
+    with (
+        ValkeyServer("--repl-diskless-sync-delay", "0") as other,
+        fault_trial(own_server.url, kind) as it,
+        own_server.client() as client,
+    ):
         with it.load as load:
             load.wait_for_passes(CAPACITY // 4)
             client.replicaof("127.0.0.1", other.port)
@@ -159,9 +156,9 @@ def test_a_master_that_becomes_a_replica_and_a_master_again(server: Server, kind
     "limit", [per_day(200), SlidingWindow(5, 60), AllOf([per_day(200), SlidingWindow(5, 60)])], ids=str
 )
 def test_full_memory_is_a_failure_of_the_server_and_not_a_denial(
-    server: Server, limit: Limit, policy: str, passes: bool, caplog: pytest.LogCaptureFixture
+    own_server: ValkeyServer, limit: Limit, policy: str, passes: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with RedisStore(server.url, on_failure=policy, timeout=PATIENCE) as store, server.client() as client:
+    with RedisStore(own_server.url, on_failure=policy, timeout=PATIENCE) as store, own_server.client() as client:
         limiter = Limiter(limit, store=store)
         before = limiter.check("a")
         client.config_set("maxmemory", 1)
@@ -173,10 +170,10 @@ def test_full_memory_is_a_failure_of_the_server_and_not_a_denial(
         assert limiter.peek("a").remaining == before.remaining
 
 
-def test_denials_dont_end_an_outage_of_writes(server: Server, breaker_clock: ManualClock) -> None:
+def test_denials_dont_end_an_outage_of_writes(own_server: ValkeyServer, breaker_clock: ManualClock) -> None:
     """The server still answers a denial, which writes nothing; that must not count as recovery."""
     events: list[object] = []
-    with RedisStore(server.url, on_failure="closed", timeout=PATIENCE) as store, server.client() as client:
+    with RedisStore(own_server.url, on_failure="closed", timeout=PATIENCE) as store, own_server.client() as client:
         store.subscribe(events.append)
         limiter = Limiter(per_day(1), store=store)
         limiter.check(SPENT)
@@ -189,8 +186,8 @@ def test_denials_dont_end_an_outage_of_writes(server: Server, breaker_clock: Man
     assert 0 < len(events) < 10
 
 
-@pytest.mark.usefixtures("_switching")
-def test_threads_survive_that_another_renews_the_client(server: Server) -> None:
+@pytest.mark.usefixtures("_frequent_switches")
+def test_threads_survive_that_another_renews_the_client(own_server: ValkeyServer) -> None:
     """Each call that meets a read-only server renews it; here it is renewed all the time."""
     end = time.monotonic() + 2.0
 
@@ -203,27 +200,26 @@ def test_threads_survive_that_another_renews_the_client(server: Server) -> None:
             store._clients.renew(store._clients.client())
             time.sleep(0.0001)
 
-    with RedisStore(server.url) as store:
+    with RedisStore(own_server.url) as store:
         limiter = Limiter(LIMIT, store=store)
         run_together(WORKERS + 1, lambda number: check(limiter) if number else renew(store))
 
 
-async def test_an_event_loop_keeps_its_renewed_client(server: Server) -> None:
+async def test_an_event_loop_keeps_its_renewed_client(own_server: ValkeyServer) -> None:
     """Calls after the fault share a few connections, as they did before it."""
 
-    async def run(store: RedisStore, client: Any, other: Server) -> None:
+    async def run(store: RedisStore, client: Any, other: ValkeyServer) -> None:
         limiter = Limiter(LIMIT, store=store)
         await limiter.acheck(HOT)
         client.replicaof("127.0.0.1", other.port)
         assert (await limiter.acheck(HOT)).degraded
         client.replicaof("NO", "ONE")
-        while (await limiter.acheck(HOT)).degraded:  # noqa: ASYNC110 - there is nothing else to wait for
-            await asyncio.sleep(0.01)
+        await ask_until_answered(partial(limiter.acheck, HOT))
         before = client.info("stats")["total_connections_received"]
         for _ in range(20):
             assert not (await limiter.acheck(HOT)).degraded
         assert client.info("stats")["total_connections_received"] - before <= 1
         await store.aclose()
 
-    with Server() as other, RedisStore(server.url, timeout=PATIENCE) as store, server.client() as client:
+    with ValkeyServer() as other, RedisStore(own_server.url, timeout=PATIENCE) as store, own_server.client() as client:
         await asyncio.wait_for(run(store, client, other), PATIENCE)

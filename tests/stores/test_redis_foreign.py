@@ -19,8 +19,8 @@ from headgate import (
 from headgate.limits.violations import Backoff
 from headgate.stores.base import Ask, Offence, Verb
 from headgate.stores.redis import RedisStore
-from tests.support.redis_store import doubles, keys_of
-from tests.support.valkey import PATIENCE, Server
+from tests.support.redis_store import keys_of, pack_doubles
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 
 def plant_text(text: bytes) -> Callable[[Any, str], None]:
@@ -58,24 +58,24 @@ FOREIGN: dict[str, Callable[[Any, str], None]] = {
     "16 bytes of text": plant_text(b"16 bytes of text"),
     "24 bytes of text": plant_text(b"twenty four bytes of txt"),
     "40 bytes of text": plant_text(b"forty bytes of text that somebody set.. "),
-    "not whole": plant_text(doubles(1.5, 1e9, 1e9)),
-    "not a number": plant_text(doubles(float("nan"), float("nan"), float("nan"))),
-    "infinite": plant_text(doubles(float("inf"), float("-inf"), float("inf"))),
+    "not whole": plant_text(pack_doubles(1.5, 1e9, 1e9)),
+    "not a number": plant_text(pack_doubles(float("nan"), float("nan"), float("nan"))),
+    "infinite": plant_text(pack_doubles(float("inf"), float("-inf"), float("inf"))),
     "one word": plant_list("word"),
     "a list of words": plant_list("a", "list", "of", "words"),
     "an odd list": plant_list(60_000_000, 0, 1_000_000_000),
     "too long a list of words": plant_list(*["word"] * 1001),
 }
 ONLY_FOR_BUCKETS: dict[str, Callable[[Any, str], None]] = {
-    "more than full": plant_text(doubles(60_000_001, 1e9)),
-    "before time": plant_text(doubles(0, -1)),
-    "beyond 2^53": plant_text(doubles(-(2.0**53), 1e9)),
-    "17 bytes": plant_text(doubles(0, 1e9) + b"+"),
-    "a later format": plant_text(doubles(0, 1e9, 1)),
+    "more than full": plant_text(pack_doubles(60_000_001, 1e9)),
+    "before time": plant_text(pack_doubles(0, -1)),
+    "beyond 2^53": plant_text(pack_doubles(-(2.0**53), 1e9)),
+    "17 bytes": plant_text(pack_doubles(0, 1e9) + b"+"),
+    "a later format": plant_text(pack_doubles(0, 1e9, 1)),
     "a log": plant_list(60_000_000, 0, 1_000_000_000, 1),
 }
 ONLY_FOR_WINDOWS: dict[str, Callable[[Any, str], None]] = {
-    "a bucket": plant_text(doubles(0, 1e9)),
+    "a bucket": plant_text(pack_doubles(0, 1e9)),
     "falling sums": plant_list(60_000_000, 5, 1_000_000_000, 5),
     "falling times": plant_list(60_000_000, 0, 1_000_000_001, 1, 1_000_000_000, 2),
     "fractions": plant_list(60_000_000, 0, "999000000.5", 1),
@@ -98,7 +98,13 @@ def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.parametrize(("limit", "ending", "what"), CASES, ids=[f"{case[1][0]}-{case[2]}" for case in CASES])
 async def test_foreign_data_under_a_key_is_left_alone(
-    server: Server, raw: Any, clock: ManualClock, limit: Limit, ending: str, what: str, caplog: pytest.LogCaptureFixture
+    server: ValkeyServer,
+    raw: Any,
+    clock: ManualClock,
+    limit: Limit,
+    ending: str,
+    what: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The failure policy decides, an error names the key, and other requests in the same call are unaffected."""
     key = f"headgate:{{a}}{ending}"
@@ -115,7 +121,7 @@ async def test_foreign_data_under_a_key_is_left_alone(
     assert errors(caplog) == [f"there is something under {key} that this headgate didn't write"]
 
 
-async def test_a_corrupted_log_affects_no_other_key(server: Server, raw: Any, clock: ManualClock) -> None:
+async def test_a_corrupted_log_affects_no_other_key(server: ValkeyServer, raw: Any, clock: ManualClock) -> None:
     """Only the ends of a log are validated at first, so that an error inside is met in the middle of a call."""
     raw.rpush("headgate:{a}w1:60/minute sliding:", 60_000_000, 0, 999_000_000, 20, 999_500_000, "x", 1_000_000_000, 60)
     async with RedisStore(server.url, timeout=PATIENCE, on_failure="closed", clock=clock) as store:
@@ -127,7 +133,9 @@ async def test_a_corrupted_log_affects_no_other_key(server: Server, raw: Any, cl
 
 
 @pytest.mark.parametrize(("on_failure", "passes"), [("open", 70), ("closed", 0), ("local", 60)])
-def test_the_failure_policy_decides_on_foreign_data(server: Server, raw: Any, on_failure: str, passes: int) -> None:
+def test_the_failure_policy_decides_on_foreign_data(
+    server: ValkeyServer, raw: Any, on_failure: str, passes: int
+) -> None:
     raw.set("headgate:{a}b1:60/day:", "not ours")
     with RedisStore(server.url, timeout=PATIENCE, on_failure=on_failure) as store:
         decisions = [Limiter(per_day(60), store=store).check("a") for _ in range(70)]
@@ -156,7 +164,7 @@ def test_foreign_violations_are_left_alone(
 
 @pytest.mark.parametrize("what", ["a hash", "no bytes", "a word", "a list of words", "16 bytes of text", "not whole"])
 async def test_a_foreign_request_id_is_left_alone(
-    server: Server, raw: Any, what: str, caplog: pytest.LogCaptureFixture
+    server: ValkeyServer, raw: Any, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = "headgate:{a}i1:check:60/day:0::req-1"
     ALL_FOREIGN[what](raw, key)

@@ -20,7 +20,8 @@ from headgate.stores.base import Ask, Verb
 from headgate.stores.holds import HoldTerms
 from headgate.stores.redis import RedisStore, bookings
 from headgate.stores.redis.hold_requests import HoldRequest, find_request
-from tests.support.valkey import Server, wait_for
+from tests.support.event_loop import take_turns
+from tests.support.valkey import DURABLE, ValkeyServer, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -41,7 +42,7 @@ def left(store: RedisStore, limit: Limit) -> int:
     return decision.remaining
 
 
-def come_back(server: Server, store: RedisStore, breaker_clock: ManualClock) -> None:
+def come_back(server: ValkeyServer, store: RedisStore, breaker_clock: ManualClock) -> None:
     """Start a server again, which has forgotten everything, and wait until the store has booked all."""
     server.start()
 
@@ -53,9 +54,9 @@ def come_back(server: Server, store: RedisStore, breaker_clock: ManualClock) -> 
     wait_for(booked, "the bookings")
 
 
-def test_nothing_passes_unless_told_to(own: Server, breaker_clock: ManualClock) -> None:
-    with RedisStore(own.url) as store:
-        own.kill()
+def test_nothing_passes_unless_told_to(own_server: ValkeyServer, breaker_clock: ManualClock) -> None:
+    with RedisStore(own_server.url) as store:
+        own_server.kill()
         held = store.hold(asks(5), 0, terms("a"))
         assert (held.state, held.decision.degraded, bool(held.decision)) == ("denied", True, False)
         for limit in (LIMIT, Budget(5), Slots(1)):
@@ -68,7 +69,7 @@ def test_nothing_passes_unless_told_to(own: Server, breaker_clock: ManualClock) 
 
 
 def test_a_settle_is_booked_once_the_server_is_back(breaker_clock: ManualClock) -> None:
-    with Server("--appendonly", "yes", "--appendfsync", "always") as server, RedisStore(server.url) as store:
+    with ValkeyServer(*DURABLE) as server, RedisStore(server.url) as store:
         for hold_id in ("a", "b", "c"):
             assert store.hold(asks(10, Budget(50)), 0, terms(hold_id)).state == "open"
         server.kill()
@@ -86,10 +87,10 @@ def test_a_settle_is_booked_once_the_server_is_back(breaker_clock: ManualClock) 
 
 
 @pytest.mark.parametrize("policy", ["open", "local"])
-def test_what_passes_is_booked(own: Server, breaker_clock: ManualClock, policy: str) -> None:
-    with RedisStore(own.url, on_failure_holds=policy) as store:
+def test_what_passes_is_booked(own_server: ValkeyServer, breaker_clock: ManualClock, policy: str) -> None:
+    with RedisStore(own_server.url, on_failure_holds=policy) as store:
         assert left(store, Budget(50)) == 50
-        own.kill()
+        own_server.kill()
         for hold_id in ("a", "b", "b"):
             held = store.hold(asks(5), 0, terms(hold_id))
             assert (held.state, held.costs, held.decision.degraded) == ("open", (5,), True)
@@ -99,14 +100,14 @@ def test_what_passes_is_booked(own: Server, breaker_clock: ManualClock, policy: 
         assert store.settle(asks(5), 0, "a", [2]).state == "settled"
         assert store.apply(Verb.CHECK, asks(3, Budget(50)), 0)
         store.apply(Verb.CHARGE, asks(4, Budget(50)), 0)
-        come_back(own, store, breaker_clock)
+        come_back(own_server, store, breaker_clock)
         assert left(store, Budget(50)) == 50 - 2 - 7 - 3 - 4 - (5 if policy == "open" else 0)
         assert store.find_hold(asks(5), 0, "b").summary[:2] == ("open", (7,))
 
 
-def test_a_share_of_each_budget_and_of_the_slots_passes(own: Server, breaker_clock: ManualClock) -> None:
-    with RedisStore(own.url, on_failure_holds="local", nodes=4) as store:
-        own.kill()
+def test_a_share_of_each_budget_and_of_the_slots_passes(own_server: ValkeyServer, breaker_clock: ManualClock) -> None:
+    with RedisStore(own_server.url, on_failure_holds="local", nodes=4) as store:
+        own_server.kill()
         passed = [bool(store.apply(Verb.CHECK, asks(1, Budget("1.20", unit="credits:2")), 0)) for _ in range(40)]
         assert sum(passed) == 30
         states = [store.hold(asks(1, Slots(8)), 0, terms(f"{number}")).state for number in range(4)]
@@ -116,11 +117,14 @@ def test_a_share_of_each_budget_and_of_the_slots_passes(own: Server, breaker_clo
 
 
 def test_there_are_not_too_many_bookings(
-    own: Server, breaker_clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    own_server: ValkeyServer,
+    breaker_clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(bookings, "MAX_BOOKINGS", 3)
-    with RedisStore(own.url, on_failure_holds="open") as store:
-        own.kill()
+    with RedisStore(own_server.url, on_failure_holds="open") as store:
+        own_server.kill()
         held = [store.hold(asks(1), 0, terms(f"{number}")).state for number in range(5)]
         assert held == ["open"] * 3 + ["denied"] * 2
         assert not store.apply(Verb.CHECK, asks(1, Budget(5)), 0)
@@ -130,7 +134,7 @@ def test_there_are_not_too_many_bookings(
     assert "3 holds" in caplog.text
 
 
-def test_tasks_are_answered_like_threads(own: Server, breaker_clock: ManualClock) -> None:
+def test_tasks_are_answered_like_threads(own_server: ValkeyServer, breaker_clock: ManualClock) -> None:
     async def go(store: RedisStore) -> None:
         assert (await store.ahold(asks(5), 0, terms("a"))).state == "open"
         assert (await store.aextend(asks(5), 0, "a", [6], None)).costs == (6,)
@@ -138,32 +142,31 @@ def test_tasks_are_answered_like_threads(own: Server, breaker_clock: ManualClock
         with pytest.raises(StoreAway):
             await store.afind_hold(asks(5), 0, "a")
 
-    with RedisStore(own.url, on_failure_holds="open") as store:
-        own.kill()
+    with RedisStore(own_server.url, on_failure_holds="open") as store:
+        own_server.kill()
         asyncio.run(go(store))
-        come_back(own, store, breaker_clock)
+        come_back(own_server, store, breaker_clock)
         assert left(store, Budget(50)) == 49
 
 
 def test_a_task_that_is_cancelled_while_the_server_hangs_leaves_no_hold(
-    own: Server, breaker_clock: ManualClock
+    own_server: ValkeyServer, breaker_clock: ManualClock
 ) -> None:
     async def hold_and_be_cancelled(limiter: Limiter) -> None:
         await limiter.apeek("key")
-        own.signal(signal.SIGSTOP)
+        own_server.signal(signal.SIGSTOP)
         task = asyncio.ensure_future(limiter.ahold("key", 7, lease=3600))
-        for _ in range(20):
-            await asyncio.sleep(0)  # so that it is sent
+        await take_turns(20)  # so that it is sent
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    with RedisStore(own.url) as store:
+    with RedisStore(own_server.url) as store:
         limiter = Limiter("1 in flight; 100 tokens in all", store=store)
         try:
             asyncio.run(hold_and_be_cancelled(limiter))
         finally:
-            own.signal(signal.SIGCONT)
+            own_server.signal(signal.SIGCONT)
 
         def given_back() -> bool:
             breaker_clock.advance(1)
@@ -181,13 +184,13 @@ def test_an_unknown_policy_is_refused() -> None:
 
 @pytest.mark.parametrize("policy", ["closed", "open"])
 def test_a_hold_that_is_extended_meanwhile_stays_open_and_knows_its_costs(
-    own: Server, breaker_clock: ManualClock, policy: str
+    own_server: ValkeyServer, breaker_clock: ManualClock, policy: str
 ) -> None:
-    with RedisStore(own.url, on_failure_holds=policy) as store:
+    with RedisStore(own_server.url, on_failure_holds=policy) as store:
         limiter = Limiter(Budget(50), store=store)
         hold = limiter.hold("a", 10)
         assert hold.extend(5)
-        own.kill()
+        own_server.kill()
         assert bool(hold.extend(3)) == (policy == "open")
         assert (hold.state, hold.lost) == ("open", False)
         assert hold.extend(lease=90)
@@ -196,12 +199,15 @@ def test_a_hold_that_is_extended_meanwhile_stays_open_and_knows_its_costs(
 
 
 def test_bookings_whose_answer_was_lost_are_sent_again_and_are_no_errors(
-    own: Server, breaker_clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    own_server: ValkeyServer,
+    breaker_clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with RedisStore(own.url, on_failure_holds="open") as store:
+    with RedisStore(own_server.url, on_failure_holds="open") as store:
         limiter = Limiter(Budget(50), store=store)
         limiter.peek("a")
-        own.kill()
+        own_server.kill()
         extended, settled, renewed = limiter.hold("a", 10), limiter.hold("a", 1), limiter.hold("a", 7)
         assert extended.extend(5)
         assert settled.extend(3)
@@ -219,18 +225,20 @@ def test_bookings_whose_answer_was_lost_are_sent_again_and_are_no_errors(
             return replies
 
         monkeypatch.setattr(store._clients, "exchange", lossy)
-        come_back(own, store, breaker_clock)
+        come_back(own_server, store, breaker_clock)
         assert lost
         assert "can't be booked" not in caplog.text
         assert limiter.peek("a").remaining == 50 - 15 - 2 - 6
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_memory_judges_what_a_hold_is_extended_by(own: Server, breaker_clock: ManualClock, nodes: int) -> None:
+def test_memory_judges_what_a_hold_is_extended_by(
+    own_server: ValkeyServer, breaker_clock: ManualClock, nodes: int
+) -> None:
     limit = AllOf([Budget(10 * nodes), Slots(nodes)])
-    with RedisStore(own.url, on_failure_holds="local", nodes=nodes) as store:
+    with RedisStore(own_server.url, on_failure_holds="local", nodes=nodes) as store:
         assert store.hold(asks(1, limit), 0, terms("of the server")).state == "open"
-        own.kill()
+        own_server.kill()
         assert store.hold(asks(5, limit), 0, terms("a")).state == "open"
         denied = store.extend(asks(5, limit), 0, "a", [1000], None)
         assert (bool(denied.decision), denied.decision.degraded, denied.costs) == (False, True, (5,))
@@ -243,12 +251,12 @@ def test_memory_judges_what_a_hold_is_extended_by(own: Server, breaker_clock: Ma
 
 @pytest.mark.parametrize("renewals", [1, 3])
 def test_a_hold_whose_renewals_only_wait_is_lost_when_its_lease_ends(
-    own: Server, breaker_clock: ManualClock, renewals: int
+    own_server: ValkeyServer, breaker_clock: ManualClock, renewals: int
 ) -> None:
     clock = ManualClock()
-    with RedisStore(own.url, clock=clock) as store:
+    with RedisStore(own_server.url, clock=clock) as store:
         hold = Limiter(Slots(1), store=store).hold("a", lease=60)
-        own.kill()
+        own_server.kill()
         clock.advance(30)
         assert [hold.renew() for _ in range(renewals)] == [True] * renewals
         clock.advance(29)
@@ -263,7 +271,7 @@ def test_a_renewal_that_comes_too_late_is_no_error(
 ) -> None:
     clock = ManualClock()
     with (
-        Server("--appendonly", "yes", "--appendfsync", "always") as server,
+        ValkeyServer(*DURABLE) as server,
         RedisStore(server.url, clock=clock) as store,
         caplog.at_level(logging.WARNING),
     ):
@@ -278,10 +286,10 @@ def test_a_renewal_that_comes_too_late_is_no_error(
         assert "can't be booked" not in caplog.text
 
 
-def test_a_hold_that_was_granted_meanwhile_can_be_renewed(own: Server, breaker_clock: ManualClock) -> None:
+def test_a_hold_that_was_granted_meanwhile_can_be_renewed(own_server: ValkeyServer, breaker_clock: ManualClock) -> None:
     clock = ManualClock()
-    with RedisStore(own.url, clock=clock, on_failure_holds="open") as store:
-        own.kill()
+    with RedisStore(own_server.url, clock=clock, on_failure_holds="open") as store:
+        own_server.kill()
         limiter = Limiter(Slots(1), store=store)
         hold = limiter.hold("a", lease=60, hold_id="h")
         for _ in range(3):
@@ -289,15 +297,17 @@ def test_a_hold_that_was_granted_meanwhile_can_be_renewed(own: Server, breaker_c
             assert hold.renew()
         assert hold.state == "open"
         assert limiter.hold("a", lease=90, hold_id="h")._ends == hold._ends
-        come_back(own, store, breaker_clock)
+        come_back(own_server, store, breaker_clock)
         assert limiter.find_hold("a", "h").state == "open"
         assert limiter.peek("a").remaining == 0
 
 
-def test_of_many_renewals_one_waits(own: Server, breaker_clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_renewals_one_waits(
+    own_server: ValkeyServer, breaker_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bookings, "MAX_BOOKINGS", 2)
-    with RedisStore(own.url, clock=ManualClock(0)) as store:
-        own.kill()
+    with RedisStore(own_server.url, clock=ManualClock(0)) as store:
+        own_server.kill()
         for lease in (70, 95, 80):
             store.extend(asks(1), 0, "a", None, lease * 1_000_000)
         store.settle(asks(1), 0, "b", None)
@@ -310,7 +320,7 @@ def test_of_many_renewals_one_waits(own: Server, breaker_clock: ManualClock, mon
 
 
 def test_a_renewal_while_the_one_before_is_sent_is_sent_too(breaker_clock: ManualClock) -> None:
-    with Server("--appendonly", "yes", "--appendfsync", "always") as server, RedisStore(server.url) as store:
+    with ValkeyServer(*DURABLE) as server, RedisStore(server.url) as store:
         store.hold(asks(1), 0, terms("a"))
         server.kill()
         store.extend(asks(1), 0, "a", None, 70_000_000)
@@ -328,7 +338,7 @@ def test_a_renewal_while_the_one_before_is_sent_is_sent_too(breaker_clock: Manua
 
 
 def test_a_booking_that_fails_by_a_mistake_of_ours_is_tried_again(
-    server: Server, caplog: pytest.LogCaptureFixture
+    server: ValkeyServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with RedisStore(server.url) as store:
         store.hold(asks(1), 0, terms("a"))
@@ -355,9 +365,11 @@ def test_a_booking_that_fails_by_a_mistake_of_ours_is_tried_again(
         assert "ZeroDivisionError: a mistake" in caplog.text
 
 
-def test_a_hold_whose_settlement_waits_is_known_as_settled(own: Server, breaker_clock: ManualClock) -> None:
-    with RedisStore(own.url, on_failure_holds="open") as store:
-        own.kill()
+def test_a_hold_whose_settlement_waits_is_known_as_settled(
+    own_server: ValkeyServer, breaker_clock: ManualClock
+) -> None:
+    with RedisStore(own_server.url, on_failure_holds="open") as store:
+        own_server.kill()
         assert store.hold(asks(5), 0, terms("a")).state == "open"
         with pytest.raises(HoldError, match="expected cost 5, with which it is open, got cost 6"):
             store.hold(asks(6), 0, terms("a"))
@@ -389,7 +401,7 @@ def test_a_hold_whose_settlement_waits_is_known_as_settled(own: Server, breaker_
     ],
 )
 def test_what_is_not_ours_fails_alone(
-    server: Server, store: RedisStore, caplog: pytest.LogCaptureFixture, foreign: bytes | None
+    server: ValkeyServer, store: RedisStore, caplog: pytest.LogCaptureFixture, foreign: bytes | None
 ) -> None:
     limiter = Limiter(Budget(100), store=store)
     strange, fine = [limiter.hold(key, 10, hold_id="h") for key in ("a", "b")]
@@ -425,7 +437,7 @@ def test_a_hold_writes_nothing_beside_what_is_not_ours(store: RedisStore, raw: A
         assert [one for one in (bucket, record, index) if raw.exists(one)] == [key]
 
 
-def test_a_list_of_holds_that_is_not_ours_fails_alone(server: Server, store: RedisStore) -> None:
+def test_a_list_of_holds_that_is_not_ours_fails_alone(server: ValkeyServer, store: RedisStore) -> None:
     limiter = Limiter(Budget(100), store=store)
     hold = limiter.hold("a", 10)
     with server.client() as client:

@@ -25,8 +25,9 @@ from headgate.stores.holds import HoldAnswer, HoldTerms, Renewal
 from headgate.stores.redis import RedisStore, keys
 from headgate.stores.redis.hold_requests import hold_request
 from tests.support.cluster import steady_cluster
-from tests.support.redis_store import doubles, keys_of, time_of
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.event_loop import take_turns
+from tests.support.redis_store import keys_of, pack_doubles, server_time
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -69,10 +70,10 @@ def test_the_format_of_holds(still: RedisStore, raw: Any) -> None:
     assert (level, stamp, none) == (600_000, 10**9, 0)
     assert (-last, entry) == (base + 1, [last, 400_000, 1])
     assert raw.lrange("headgate:{key}w1:10/minute sliding:name", 0, -1) == [b"60000000", b"0", b"1000000000", b"4"]
-    assert stored[b"headgate:{key}c1: day UTC:name"] == doubles(day, 4)
-    assert stored[b"headgate:{key}c1:tokens all UTC:name"] == doubles(0, 4)
+    assert stored[b"headgate:{key}c1: day UTC:name"] == pack_doubles(day, 4)
+    assert stored[b"headgate:{key}c1:tokens all UTC:name"] == pack_doubles(0, 4)
     assert raw.zrange("headgate:{key}s1:name", 0, -1, withscores=True) == [(b"id", 1060.0 * SECOND)]
-    charges = doubles(-last, 10**9, day, 0)
+    charges = pack_doubles(-last, 10**9, day, 0)
     head = struct.pack("<BBBddIBH", 1, 0, 1, 1060.0 * SECOND, 600.0 * SECOND, 4, 0, 0)
     endings = ["b1:10/second", "w1:10/minute sliding", "c1: day UTC", "c1:tokens all UTC", "s1"]
     checksum = struct.pack("<I", crc32("\n".join([f"}}{ending}:name" for ending in endings]).encode()))
@@ -153,11 +154,11 @@ def test_periods_are_those_of_the_server(store: RedisStore, raw: Any, monkeypatc
             assert store.hold(asks(limit), 0, terms(f"{wrong} {limit}")).state == "open"
             assert left(store, limit) == before - 2
     start, used = struct.unpack("<2d", raw.get("headgate:{key}c1: hour UTC:name"))
-    assert (start, used) == (time_of(raw) // (3600 * SECOND) * 3600 * SECOND, 4)
+    assert (start, used) == (server_time(raw) // (3600 * SECOND) * 3600 * SECOND, 4)
     assert store.traffic.requests == 18  # it asks again once for each clock, and knows from then on
 
 
-async def test_periods_are_those_of_the_server_for_tasks(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_periods_are_those_of_the_server_for_tasks(server: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "time_ns", lambda: time.time_ns() - 10**18)
     async with RedisStore(server.url, timeout=PATIENCE) as store:
         assert (await store.ahold(asks(Budget(10, "hour"), 3), 0, terms())).decision.remaining == 7
@@ -193,7 +194,7 @@ def assert_bounded(calls: list[list[str]], most: int, dropped: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("limit", [per_day(10**6), Budget(10**6), SlidingWindow(10**6, 86_400)], ids=str)
 def test_however_many_holds_come_back_at_once_no_call_takes_long(
-    server: Server, raw: Any, clock: ManualClock, limit: Limit
+    server: ValkeyServer, raw: Any, clock: ManualClock, limit: Limit
 ) -> None:
     count = 5000
 
@@ -242,7 +243,7 @@ def test_open_holds_of_a_key_are_bounded(still: RedisStore, raw: Any) -> None:
 
 
 @pytest.mark.long
-def test_an_open_hold_takes_at_most_250_bytes(server: Server, raw: Any) -> None:
+def test_an_open_hold_takes_at_most_250_bytes(server: ValkeyServer, raw: Any) -> None:
     async def hold_all(limit: Limit, count: int) -> None:
         async with RedisStore(server.url, timeout=PATIENCE) as store:
             for first in range(0, count, 250):
@@ -293,7 +294,7 @@ def test_holds_in_a_cluster() -> None:
                 store.hold([*asks(limit, 4, "a"), *asks(limit, 4, "b")], 0, terms())
 
 
-def test_tokens_that_were_drawn_ahead_go_back_before_a_hold(server: Server) -> None:
+def test_tokens_that_were_drawn_ahead_go_back_before_a_hold(server: ValkeyServer) -> None:
     limit = per_day(1000)
     with RedisStore(server.url, timeout=PATIENCE, draw_ahead=0.5) as store:
         for _ in range(3):
@@ -302,7 +303,7 @@ def test_tokens_that_were_drawn_ahead_go_back_before_a_hold(server: Server) -> N
         assert store.settle(asks(limit, 900), 0, "id", [1]).decision.remaining == 996
 
 
-def test_drawn_tokens_leave_what_a_hold_may_give_back(server: Server) -> None:
+def test_drawn_tokens_leave_what_a_hold_may_give_back(server: ValkeyServer) -> None:
     """What one process has drawn is no headroom of the bucket that a hold of another gives back to."""
     limit = per_day(100)
     with RedisStore(server.url, timeout=PATIENCE, draw_ahead=0.5) as drawing, RedisStore(server.url) as holding:
@@ -315,16 +316,14 @@ def test_drawn_tokens_leave_what_a_hold_may_give_back(server: Server) -> None:
         assert left(holding, limit) == 97
 
 
-async def test_a_hold_of_a_cancelled_task_is_cancelled(server: Server) -> None:
+async def test_a_hold_of_a_cancelled_task_is_cancelled(server: ValkeyServer) -> None:
     limit = AllOf([per_day(100), Slots(50)])
     async with RedisStore(server.url, timeout=PATIENCE) as store:
         for pause in range(40):
             task = asyncio.create_task(store.ahold(asks(limit), 0, terms(f"{pause}")))
-            for _ in range(pause % 8):
-                await asyncio.sleep(0)
+            await take_turns(pause % 8)
             task.cancel()
-            if pause % 2:
-                await asyncio.sleep(0.001)
+            await take_turns(pause)
             await asyncio.gather(task, return_exceptions=True)
         open_ones = await store.alist_holds("name", "key", 100)
         used = 100 - (await store.aapply(Verb.PEEK, asks(per_day(100)), 0)).remaining
@@ -337,7 +336,7 @@ def test_a_request_keeps_its_keys_in_one_slot() -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-async def test_every_id_is_listed_whatever_the_client_decodes(server: Server, raw: Any, protocol: int) -> None:
+async def test_every_id_is_listed_whatever_the_client_decodes(server: ValkeyServer, raw: Any, protocol: int) -> None:
     ids = {"id", "\ud800", "é", "\0", "a\nb"}
     options: dict[str, Any] = {"port": server.port, "decode_responses": True, "protocol": protocol}
     with redis.Redis(**options) as client, RedisStore(client, timeout=PATIENCE) as store:
@@ -423,7 +422,7 @@ def test_a_renewal_says_of_each_hold_what_extend_says(still: RedisStore, clock: 
 
 
 def test_renewals_while_the_server_is_away_are_booked(breaker_clock: ManualClock) -> None:
-    with Server() as own, RedisStore(own.url, clock=ManualClock()) as store:
+    with ValkeyServer() as own, RedisStore(own.url, clock=ManualClock()) as store:
         holds = [Limiter(Slots(3), store=store).hold("a", lease=60) for _ in range(3)]
         own.kill()
         renewals = [renewal for hold in holds if (renewal := hold.renewal(store.clock.now())) is not None]

@@ -18,7 +18,7 @@ from headgate.limits.token_bucket import TokenBucket
 from headgate.stores.base import Ask, Verb
 from headgate.stores.holds import HoldAnswer, HoldStore, HoldTerms, ListedHold
 from headgate.stores.redis import RedisStore
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 pytestmark = pytest.mark.once
 
@@ -38,7 +38,7 @@ KINDS: list[Limit] = [
 ]
 
 
-class Walk:
+class HoldWalk:
     """Random verbs on two stores."""
 
     def __init__(self, stores: list[HoldStore], clock: ManualClock, seed: int) -> None:
@@ -84,7 +84,7 @@ class Walk:
     def compare(self, name: str, arguments: tuple[Any, ...]) -> None:
         """Have a verb carried out by both stores, and compare their answers."""
         self.done.append(f"{self.clock.now()}: {name}{arguments}")
-        outcomes = [carried_out(store, name, arguments) for store in self.stores]
+        outcomes = [apply_verb(store, name, arguments) for store in self.stores]
         assert outcomes[0] == outcomes[1], "\n".join([*self.done[-40:], f"{outcomes[0]}", f"{outcomes[1]}"])
 
     def terms(self, hold_id: str) -> HoldTerms:
@@ -94,18 +94,18 @@ class Walk:
         return self.chance.choice([None, 0, self.chance.randint(1, self.longest) * SECOND])
 
 
-def carried_out(store: HoldStore, name: str, arguments: tuple[Any, ...]) -> object:
+def apply_verb(store: HoldStore, name: str, arguments: tuple[Any, ...]) -> object:
     """What a verb answers, or the error that it raises, so that those of two stores can be compared."""
     try:
         if name == "cancel":
             asks, low, hold_id = arguments
-            return told(store.settle(asks, low, hold_id, [0] * len(asks), cancel=True))
-        return told(getattr(store, name)(*arguments))
+            return comparable_answer(store.settle(asks, low, hold_id, [0] * len(asks), cancel=True))
+        return comparable_answer(getattr(store, name)(*arguments))
     except HoldError as error:
         return type(error), str(error)
 
 
-def told(answer: object) -> object:
+def comparable_answer(answer: object) -> object:
     """An answer, with all fields of its decision; of a list those that every store lists."""
     if isinstance(answer, list):
         return sorted([one for one in answer if not isinstance(one, ListedHold) or one.state in ("open", "expired")])
@@ -118,7 +118,7 @@ def told(answer: object) -> object:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_holds_agree_with_memory(still: RedisStore, clock: ManualClock, seed: int) -> None:
-    walk = Walk([MemoryStore(clock=clock), still], clock, seed)
+    walk = HoldWalk([MemoryStore(clock=clock), still], clock, seed)
     for _ in range(200):
         walk.step()
 
@@ -131,7 +131,7 @@ BUCKETS = [
 ]
 
 
-class BucketWalk(Walk):
+class BucketWalk(HoldWalk):
     """Many holds of one large bucket, `most` of them at once: beyond 16, stores may join other headrooms."""
 
     def __init__(self, stores: list[HoldStore], clock: ManualClock, seed: int, most: int) -> None:
@@ -169,7 +169,7 @@ def test_buckets_with_many_holds_agree_with_memory(still: RedisStore, clock: Man
 @pytest.mark.parametrize("seed", range(10))
 def test_budgets_agree_with_memory_when_the_clock_steps_back(still: RedisStore, clock: ManualClock, seed: int) -> None:
     """After something was spent: what changes nothing isn't stored, not even that a period has begun."""
-    chance, walk = random.Random(seed), Walk([MemoryStore(clock=clock), still], clock, seed)
+    chance, walk = random.Random(seed), HoldWalk([MemoryStore(clock=clock), still], clock, seed)
     clock.advance(86_400)
     for number in range(80):
         asks = [Ask("name", "key", Budget(30, "hour"), chance.randint(1, 5))]
@@ -198,7 +198,7 @@ LEVELS: list[tuple[str, str, Limit]] = [
 ]
 
 
-class FormWalk(Walk):
+class FormWalk(HoldWalk):
     """Verbs on accounts in two stores, one of which sends no request in its short form."""
 
     def __init__(self, stores: list[HoldStore], clock: ManualClock, seed: int) -> None:
@@ -249,7 +249,7 @@ class FormWalk(Walk):
 
 
 @pytest.fixture
-def forms(server: Server, clock: ManualClock) -> Iterator[list[HoldStore]]:
+def forms(server: ValkeyServer, clock: ManualClock) -> Iterator[list[HoldStore]]:
     """A store that sends requests in their short form, and one that doesn't."""
     with (
         RedisStore(server.url, clock=clock, timeout=PATIENCE, prefix="short:") as short,
@@ -270,7 +270,7 @@ def test_both_forms_of_requests_do_the_same(forms: list[HoldStore], clock: Manua
 @pytest.mark.parametrize("seed", range(4))
 def test_both_forms_join_the_same_headrooms(forms: list[HoldStore], clock: ManualClock, seed: int) -> None:
     """A bucket with more holds than it has entries for their headrooms."""
-    walk, chance = Walk(forms, clock, seed), random.Random(seed)
+    walk, chance = HoldWalk(forms, clock, seed), random.Random(seed)
     asks = [Ask("name", "key", TokenBucket(10**6, 3, 1), 1)]
     ids = [f"{number}" for number in range(90)]
     for hold_id in ids:

@@ -17,8 +17,8 @@ from headgate import (
     per_minute,
 )
 from headgate.stores.redis import RedisStore
-from tests.support.redis_store import both
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.redis_store import limiter_pair
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 
 def check_once_each(store: RedisStore | MemoryStore, limits: list[Limit]) -> list[tuple[bool, bool]]:
@@ -42,7 +42,7 @@ def test_one_request_id_may_be_used_under_limits_of_different_kinds(store: Redis
     assert check_once_each(store, limits) == check_once_each(MemoryStore(), limits) == [(True, False)] * 2
 
 
-async def test_a_request_id_under_another_limit_affects_no_other_request_in_the_call(server: Server) -> None:
+async def test_a_request_id_under_another_limit_affects_no_other_request_in_the_call(server: ValkeyServer) -> None:
     async with RedisStore(server.url, timeout=PATIENCE) as store:
         bucket, window = Limiter(per_day(60), store=store), Limiter(SlidingWindow(60, 60), store=store)
         await bucket.acheck("a", request_id="req-1")
@@ -69,7 +69,7 @@ def test_a_repeated_answer_is_valid_after_its_window_has_passed(store: RedisStor
 
 
 def test_a_request_id_is_forgotten_after_a_minute(still: RedisStore, clock: ManualClock) -> None:
-    limiters = both(still, per_day(5))
+    limiters = limiter_pair(still, per_day(5))
     assert [limiter.check("a", request_id="req-1").remaining for limiter in limiters] == [4, 4]
     clock.advance(61)
     assert [limiter.check("a", request_id="req-1").remaining for limiter in limiters] == [3, 3]

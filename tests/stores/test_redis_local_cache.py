@@ -33,7 +33,7 @@ from headgate.stores.redis.clients import Clients
 from headgate.stores.redis.dropped_keys import drop_keys
 from headgate.stores.redis.keys import Keys
 from headgate.stores.redis.local_cache import LimitCache
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 _numbers = count()
 
@@ -42,13 +42,13 @@ _IDLE = threading.Thread(target=lambda: None)
 _IDLE.start()
 
 
-class Fleet:
+class StoreFleet:
     """Stores of several nodes that share one server and one clock.
 
     Unless it `sends`, no store returns tokens or sends violations by itself: that would depend on the machine's speed.
     """
 
-    def __init__(self, server: Server, nodes: int, *, sends: bool = False, **options: Any) -> None:
+    def __init__(self, server: ValkeyServer, nodes: int, *, sends: bool = False, **options: Any) -> None:
         self.clock = ManualClock(start=1000)
         self._server = server
         prefix = f"cache{next(_numbers)}:"
@@ -71,8 +71,8 @@ class Fleet:
             store.close()
 
 
-def test_a_denied_key_is_denied_locally_until_its_wait_is_over(server: Server) -> None:
-    with Fleet(server, 1, remember_denials=True) as fleet:
+def test_a_denied_key_is_denied_locally_until_its_wait_is_over(server: ValkeyServer) -> None:
+    with StoreFleet(server, 1, remember_denials=True) as fleet:
         for limit in (per_minute(120, burst=2), SlidingWindow(2, 0.5)):
             limiter = Limiter(limit, store=fleet.stores[0])
             assert [bool(limiter.check("a")) for _ in range(3)] == [True, True, False]
@@ -89,8 +89,8 @@ def test_a_denied_key_is_denied_locally_until_its_wait_is_over(server: Server) -
             assert limiter.check("a")
 
 
-def test_a_remembered_denial_applies_only_to_costs_at_least_as_high(server: Server) -> None:
-    with Fleet(server, 1, remember_denials=True) as fleet:
+def test_a_remembered_denial_applies_only_to_costs_at_least_as_high(server: ValkeyServer) -> None:
+    with StoreFleet(server, 1, remember_denials=True) as fleet:
         limiter = Limiter(per_minute(60, burst=10), store=fleet.stores[0])
         assert limiter.check("a", cost=6)
         assert not limiter.check("a", cost=5)
@@ -106,9 +106,9 @@ def test_a_remembered_denial_applies_only_to_costs_at_least_as_high(server: Serv
 
 @pytest.mark.parametrize("verb", ["reset", "refund"])
 def test_a_reset_or_refund_ends_a_remembered_denial_at_once_or_within_a_second_if_made_elsewhere(
-    server: Server, verb: str
+    server: ValkeyServer, verb: str
 ) -> None:
-    with Fleet(server, 1, remember_denials=True) as fleet:
+    with StoreFleet(server, 1, remember_denials=True) as fleet:
         here, elsewhere = (Limiter(SlidingWindow(3, 60), store=store) for store in (fleet.stores[0], fleet.plain))
         assert [bool(here.check("a")) for _ in range(4)] == [True, True, True, False]
         getattr(elsewhere, verb)("a")
@@ -122,8 +122,8 @@ def test_a_reset_or_refund_ends_a_remembered_denial_at_once_or_within_a_second_i
         assert here.check("a")
 
 
-def test_violations_of_remembered_denials_are_counted_and_sent(server: Server) -> None:
-    with Fleet(server, 1, remember_denials=True) as fleet:
+def test_violations_of_remembered_denials_are_counted_and_sent(server: ValkeyServer) -> None:
+    with StoreFleet(server, 1, remember_denials=True) as fleet:
         store = fleet.stores[0]
         offence = Offence("agents", "a", Backoff())
         seen: list[Event] = []
@@ -149,8 +149,8 @@ def test_violations_of_remembered_denials_are_counted_and_sent(server: Server) -
             assert not gate.standing("a")
 
 
-def test_owed_violations_are_sent_in_the_background(server: Server) -> None:
-    with Fleet(server, 1, sends=True, remember_denials=True) as fleet:
+def test_owed_violations_are_sent_in_the_background(server: ValkeyServer) -> None:
+    with StoreFleet(server, 1, sends=True, remember_denials=True) as fleet:
         offence = Offence("agents", "a", Backoff())
         with Gate(Policy(), store=fleet.stores[0]) as gate:
             for _ in range(13):
@@ -158,8 +158,8 @@ def test_owed_violations_are_sent_in_the_background(server: Server) -> None:
             wait_for(lambda: fleet.plain.standing(offence).violations == 3, "the violations")
 
 
-def test_drawn_tokens_save_calls_of_the_server(server: Server) -> None:
-    with Fleet(server, 1, draw_ahead=0.1) as fleet:
+def test_drawn_tokens_save_calls_of_the_server(server: ValkeyServer) -> None:
+    with StoreFleet(server, 1, draw_ahead=0.1) as fleet:
         limiter = Limiter(per_minute(600, burst=1000), store=fleet.stores[0])
         before = fleet.calls()
         decisions = [limiter.check("a") for _ in range(500)]
@@ -169,12 +169,12 @@ def test_drawn_tokens_save_calls_of_the_server(server: Server) -> None:
         assert limiter.check("a", cost=1001).retry_after is None
 
 
-def test_drawn_tokens_never_let_more_pass_than_the_limit(server: Server) -> None:
+def test_drawn_tokens_never_let_more_pass_than_the_limit(server: ValkeyServer) -> None:
     """Whatever passes at any node would also have passed at a single bucket."""
     chance = random.Random(5)
     for _ in range(8):
         limit = chance.choice([TokenBucket(40, 20, 1), TokenBucket(200, 50, 1), TokenBucket(30, 7, 3)])
-        with Fleet(server, 3, draw_ahead=chance.choice([0.1, 0.3])) as fleet:
+        with StoreFleet(server, 3, draw_ahead=chance.choice([0.1, 0.3])) as fleet:
             nodes = [Limiter(limit, store=store) for store in (*fleet.stores, fleet.plain)]
             bucket = Limiter(limit, store=MemoryStore(clock=fleet.clock))
             admitted = 0
@@ -191,9 +191,9 @@ def test_drawn_tokens_never_let_more_pass_than_the_limit(server: Server) -> None
             assert admitted > limit.capacity
 
 
-def test_drawn_tokens_count_against_the_capacity_until_they_expire_and_return_as_refill(server: Server) -> None:
+def test_drawn_tokens_count_against_the_capacity_until_they_expire_and_return_as_refill(server: ValkeyServer) -> None:
     limit = TokenBucket(100, 1000, 1)
-    with Fleet(server, 1, draw_ahead=0.2) as fleet:
+    with StoreFleet(server, 1, draw_ahead=0.2) as fleet:
         drawing, plain = (Limiter(limit, store=store) for store in (fleet.stores[0], fleet.plain))
         assert all(drawing.check("a") for _ in range(3))
         fleet.clock.advance(0.999_999)  # the bucket has been full for long, save what is out
@@ -208,18 +208,18 @@ def test_drawn_tokens_count_against_the_capacity_until_they_expire_and_return_as
         assert plain.peek("a").remaining == 85
 
 
-async def test_concurrent_tasks_draw_once(server: Server) -> None:
+async def test_concurrent_tasks_draw_once(server: ValkeyServer) -> None:
     limit = per_minute(60, burst=1000)
-    with Fleet(server, 1, draw_ahead=0.1) as fleet:
+    with StoreFleet(server, 1, draw_ahead=0.1) as fleet:
         limiter = Limiter(limit, store=fleet.stores[0])
         await limiter.acheck("a")
         assert all(await asyncio.gather(*[limiter.acheck("a") for _ in range(50)]))
         assert Limiter(limit, store=fleet.plain).peek("a").remaining == 1000 - 51 - 100
 
 
-def test_unused_tokens_of_a_node_come_back(server: Server) -> None:
+def test_unused_tokens_of_a_node_come_back(server: ValkeyServer) -> None:
     limit = per_minute(60, burst=100)
-    with Fleet(server, 2, draw_ahead=0.2) as fleet:
+    with StoreFleet(server, 2, draw_ahead=0.2) as fleet:
         one, other = (Limiter(limit, store=store) for store in fleet.stores)
         plain = Limiter(limit, store=fleet.plain)
         assert all(one.check("a") for _ in range(5))
@@ -239,9 +239,9 @@ def test_unused_tokens_of_a_node_come_back(server: Server) -> None:
         assert plain.peek("a").remaining == 86
 
 
-def test_a_reset_does_not_return_tokens_that_other_nodes_have_drawn(server: Server) -> None:
+def test_a_reset_does_not_return_tokens_that_other_nodes_have_drawn(server: ValkeyServer) -> None:
     limit = per_minute(60, burst=100)
-    with Fleet(server, 2, draw_ahead=0.2) as fleet:
+    with StoreFleet(server, 2, draw_ahead=0.2) as fleet:
         one, other = (Limiter(limit, store=store) for store in fleet.stores)
         assert all(one.check("a") for _ in range(30))
         assert other.reset("a")
@@ -250,10 +250,10 @@ def test_a_reset_does_not_return_tokens_that_other_nodes_have_drawn(server: Serv
         assert Limiter(limit, store=fleet.plain).peek("a").remaining == 100
 
 
-def test_a_fleet_admits_at_least_the_documented_share(server: Server) -> None:
+def test_a_fleet_admits_at_least_the_documented_share(server: ValkeyServer) -> None:
     """The documented bound: for each other node, the share of the capacity that it may have drawn."""
     limit, share, nodes = per_second(1000), 0.05, 4
-    with Fleet(server, nodes, draw_ahead=share) as fleet:
+    with StoreFleet(server, nodes, draw_ahead=share) as fleet:
         limiters = [Limiter(limit, store=store) for store in fleet.stores]
         for limiter in limiters[1:]:
             assert all(limiter.check("a") for _ in range(3))
@@ -264,8 +264,8 @@ def test_a_fleet_admits_at_least_the_documented_share(server: Server) -> None:
         assert 1000 - (nodes - 1) * (1000 * share + 3) <= passed < 1000
 
 
-def test_slow_keys_small_limits_windows_and_enforced_backoff_draw_nothing(server: Server) -> None:
-    with Fleet(server, 1, draw_ahead=0.1) as fleet:
+def test_slow_keys_small_limits_windows_and_enforced_backoff_draw_nothing(server: ValkeyServer) -> None:
+    with StoreFleet(server, 1, draw_ahead=0.1) as fleet:
         plain = fleet.plain
         cases = [(per_minute(60, burst=5), 0.01), (SlidingWindow(100, 60), 0.01), (per_minute(60, burst=100), 0.3)]
         for limit, pause in cases:
@@ -281,10 +281,10 @@ def test_slow_keys_small_limits_windows_and_enforced_backoff_draw_nothing(server
             assert fleet.calls() - before >= 20
 
 
-def test_a_draw_that_is_granted_late_returns_no_token_in_use(server: Server) -> None:
+def test_a_draw_that_is_granted_late_returns_no_token_in_use(server: ValkeyServer) -> None:
     """A call that timed out may still be executed, after the one that was made instead."""
     limit = per_minute(60, burst=100)
-    with Fleet(server, 1, draw_ahead=0.2) as fleet:
+    with StoreFleet(server, 1, draw_ahead=0.2) as fleet:
         store = fleet.stores[0]
         limiter, plain = Limiter(limit, store=store), Limiter(limit, store=fleet.plain)
         table = store.local_cache("", limit)
@@ -304,11 +304,11 @@ def test_a_draw_that_is_granted_late_returns_no_token_in_use(server: Server) -> 
 
 @pytest.mark.parametrize(("name", "left"), [("charge", 89), ("refund", 91)])
 def test_a_charge_or_refund_of_a_key_that_is_drawn_ahead_is_counted(
-    server: Server, verb: Callable[[Any, str], Any], name: str, left: int
+    server: ValkeyServer, verb: Callable[[Any, str], Any], name: str, left: int
 ) -> None:
     """The drawn tokens go back first, so that both see the whole bucket."""
     limit = per_minute(60, burst=100)
-    with Fleet(server, 1, draw_ahead=0.5) as fleet:
+    with StoreFleet(server, 1, draw_ahead=0.5) as fleet:
         limiter = Limiter(limit, store=fleet.stores[0])
         assert all(limiter.check("a") for _ in range(10))
         assert Limiter(limit, store=fleet.plain).peek("a").remaining < 60
@@ -318,10 +318,10 @@ def test_a_charge_or_refund_of_a_key_that_is_drawn_ahead_is_counted(
 
 @pytest.mark.parametrize("name", ["clear", "reset"])
 def test_dropped_counts_take_tokens_that_are_drawn_ahead_with_them(
-    server: Server, verb: Callable[[Any, str], Any], name: str
+    server: ValkeyServer, verb: Callable[[Any, str], Any], name: str
 ) -> None:
     limit = per_minute(1, burst=100)
-    with Fleet(server, 1, draw_ahead=0.5) as fleet:
+    with StoreFleet(server, 1, draw_ahead=0.5) as fleet:
         store = fleet.stores[0]
         limiter = Limiter(limit, store=store)
         assert all(limiter.check("a") for _ in range(5))
@@ -332,11 +332,11 @@ def test_dropped_counts_take_tokens_that_are_drawn_ahead_with_them(
 @pytest.mark.parametrize("name", ["clear", "reset"])
 @pytest.mark.parametrize("answered", [True, False])
 def test_tokens_that_are_drawn_while_the_counts_are_dropped_are_dropped_too(
-    server: Server, monkeypatch: pytest.MonkeyPatch, verb: Callable[[Any, str], Any], name: str, *, answered: bool
+    server: ValkeyServer, monkeypatch: pytest.MonkeyPatch, verb: Callable[[Any, str], Any], name: str, *, answered: bool
 ) -> None:
     """Also if the answer to the drop is lost: the server may have carried it out."""
     limit = per_minute(1, burst=100)
-    with Fleet(server, 1, draw_ahead=0.5) as fleet:
+    with StoreFleet(server, 1, draw_ahead=0.5) as fleet:
         store = fleet.stores[0]
         limiter = Limiter(limit, store=store)
 
@@ -354,9 +354,9 @@ def test_tokens_that_are_drawn_while_the_counts_are_dropped_are_dropped_too(
         assert sum([bool(limiter.check("a")) for _ in range(200)]) == 100
 
 
-def test_a_draw_that_is_under_way_when_the_counts_are_dropped_gives_no_tokens(server: Server) -> None:
+def test_a_draw_that_is_under_way_when_the_counts_are_dropped_gives_no_tokens(server: ValkeyServer) -> None:
     limit = per_minute(1, burst=100)
-    with Fleet(server, 1, draw_ahead=0.5) as fleet:
+    with StoreFleet(server, 1, draw_ahead=0.5) as fleet:
         store = fleet.stores[0]
         limiter, table = Limiter(limit, store=store), store.local_cache("", limit)
         assert isinstance(table, LimitCache)
@@ -370,9 +370,9 @@ def test_a_draw_that_is_under_way_when_the_counts_are_dropped_gives_no_tokens(se
         assert passed + sum([bool(limiter.check("a")) for _ in range(200)]) == 100
 
 
-def test_a_draw_whose_caller_was_interrupted_is_given_up(server: Server) -> None:
+def test_a_draw_whose_caller_was_interrupted_is_given_up(server: ValkeyServer) -> None:
     limit = per_minute(60, burst=100)
-    with Fleet(server, 1, draw_ahead=0.1) as fleet:
+    with StoreFleet(server, 1, draw_ahead=0.1) as fleet:
         store = fleet.stores[0]
         limiter, table = Limiter(limit, store=store), store.local_cache("", limit)
         assert isinstance(table, LimitCache)
@@ -385,9 +385,11 @@ def test_a_draw_whose_caller_was_interrupted_is_given_up(server: Server) -> None
 
 
 @pytest.mark.parametrize("name", ["clear", "reset"])
-def test_dropped_violations_are_not_sent_later(server: Server, verb: Callable[[Any, str], Any], name: str) -> None:
+def test_dropped_violations_are_not_sent_later(
+    server: ValkeyServer, verb: Callable[[Any, str], Any], name: str
+) -> None:
     backoff = Backoff()
-    with Fleet(server, 1, remember_denials=True) as fleet:
+    with StoreFleet(server, 1, remember_denials=True) as fleet:
         store = fleet.stores[0]
         offence = Offence("agents", "a", backoff)
         ask = Ask("", "a", per_minute(1), 1)

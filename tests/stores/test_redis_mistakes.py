@@ -12,7 +12,7 @@ from headgate import Decision, Limiter, per_day
 from headgate.stores import traffic
 from headgate.stores.redis import RedisStore, batching
 from tests.support.redis_store import POLICIES
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 pytestmark = pytest.mark.once
 
@@ -23,7 +23,11 @@ async def check(limiter: Limiter, kind: str) -> Decision:
 
 @pytest.mark.parametrize("error", [AttributeError, IndexError, RuntimeError, TypeError])
 async def test_a_mistake_is_logged_once_and_only_its_requests_are_decided_here(
-    server: Server, kind: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: ValkeyServer,
+    kind: str,
+    error: type[Exception],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def mistaken(*_: Any) -> None:
         raise error("a bug")
@@ -51,15 +55,15 @@ async def test_a_mistake_is_logged_once_and_only_its_requests_are_decided_here(
 
 
 @pytest.fixture
-def nonsense() -> Iterator[int]:
+def nonsense_server_port() -> Iterator[int]:
     """The port of a server that has the same answer to everything."""
 
-    class Handler(socketserver.BaseRequestHandler):
+    class NonsenseHandler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             while words := self.request.recv(65_536).count(b"\r\n*") + 1 if self.request.recv(1, 2) else 0:
                 self.request.sendall(b"+OK\r\n" * words)
 
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), NonsenseHandler) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
@@ -70,9 +74,9 @@ def nonsense() -> Iterator[int]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 async def test_a_server_that_answers_nonsense_is_away(
-    nonsense: int, policy: str, kind: str, caplog: pytest.LogCaptureFixture
+    nonsense_server_port: int, policy: str, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with RedisStore(f"redis://127.0.0.1:{nonsense}", on_failure=policy, timeout=PATIENCE) as store:
+    async with RedisStore(f"redis://127.0.0.1:{nonsense_server_port}", on_failure=policy, timeout=PATIENCE) as store:
         limiter = Limiter(per_day(2), store=store)
         decisions = [await check(limiter, kind) for _ in range(3)]
         assert all(decision.degraded for decision in decisions)

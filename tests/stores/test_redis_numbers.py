@@ -24,8 +24,8 @@ from headgate.limits.numbers import LARGEST
 from headgate.limits.sliding_window import WindowLog
 from headgate.stores.base import Ask, Verb
 from headgate.stores.redis import RedisStore
-from tests.support.redis_store import both, keys_of
-from tests.support.valkey import PATIENCE, Server
+from tests.support.redis_store import keys_of, limiter_pair
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 _prefixes = (f"test{number}:" for number in count())
 
@@ -93,13 +93,13 @@ def test_a6_a_charge_far_above_the_capacity_is_counted_exactly(still: RedisStore
         cost = min(2 * limit.capacity - 1, 2**53 - 1)
         decisions = [
             [limiter.charge("a", cost), limiter.refund("a", max(limit.capacity - 1, 1)), limiter.refund("a", 1)]
-            for limiter in both(still, limit)
+            for limiter in limiter_pair(still, limit)
         ]
         assert decisions[0] == decisions[1], limit
 
 
 @pytest.mark.long
-def test_a6_extreme_numbers_are_counted_exactly(server: Server, raw: Any) -> None:
+def test_a6_extreme_numbers_are_counted_exactly(server: ValkeyServer, raw: Any) -> None:
     chance = random.Random(53)
     for _ in range(20):
         for limit in extreme_limits():
@@ -108,7 +108,7 @@ def test_a6_extreme_numbers_are_counted_exactly(server: Server, raw: Any) -> Non
 
 
 def test_a6_the_sums_of_a_window_restart_before_they_overflow(still: RedisStore, raw: Any, clock: ManualClock) -> None:
-    limiters = both(still, SlidingWindow(1_000_000, 10))
+    limiters = limiter_pair(still, SlidingWindow(1_000_000, 10))
     key = "headgate:{a}w1:1000000 per 10 seconds sliding:"
     for number in range(8):
         charged = [limiter.charge("a", 2**51 + number) for limiter in limiters]
@@ -124,14 +124,14 @@ def test_a6_the_sums_of_a_window_restart_before_they_overflow(still: RedisStore,
 
 
 def test_a6_a_first_charge_beyond_the_largest_number_is_capped(still: RedisStore) -> None:
-    limiters = both(still, SlidingWindow(5, 60))
+    limiters = limiter_pair(still, SlidingWindow(5, 60))
     for limiter in limiters:
         limiter.charge("a", 2**53)
     assert [limiter.refund("a", LARGEST - 3).remaining for limiter in limiters] == [2, 2]
 
 
 def test_a6_a_charge_beyond_the_largest_sum_is_not_counted(still: RedisStore, clock: ManualClock) -> None:
-    limiters = both(still, SlidingWindow(5, 1))
+    limiters = limiter_pair(still, SlidingWindow(5, 1))
     for limiter in limiters:
         limiter.charge("a", LARGEST)
     clock.advance(0.5)
@@ -143,7 +143,7 @@ def test_a6_a_charge_beyond_the_largest_sum_is_not_counted(still: RedisStore, cl
 
 def test_a6_the_wait_for_a_window_in_deep_debt_is_exact(still: RedisStore, clock: ManualClock) -> None:
     """The whole limit passes only when every charge has left, the last one too."""
-    limiters = both(still, SlidingWindow(7, 60))
+    limiters = limiter_pair(still, SlidingWindow(7, 60))
     for limiter in limiters:
         limiter.charge("a", LARGEST - 6)
     clock.advance(1)
@@ -157,7 +157,7 @@ def test_a6_a_debt_of_2_to_the_53_units_is_paid_off_exactly(
     still: RedisStore, clock: ManualClock, capacity: int
 ) -> None:
     """Around the times at which sums and differences of units are odd numbers beyond 2^53."""
-    limiters = both(still, TokenBucket(capacity, 3_000_000, 1))  # three units in a microsecond, one for a token
+    limiters = limiter_pair(still, TokenBucket(capacity, 3_000_000, 1))  # three units in a microsecond, one for a token
     for limiter in limiters:
         limiter.charge("a", 2**53)
         limiter.charge("b", 2**53)
@@ -171,7 +171,7 @@ def test_a6_a_debt_of_2_to_the_53_units_is_paid_off_exactly(
 
 
 def test_a6_a_window_that_ends_after_2_to_the_53_is_exact(still: RedisStore) -> None:
-    limiters = both(still, SlidingWindow(1, Fraction(LARGEST, 1_000_000)))
+    limiters = limiter_pair(still, SlidingWindow(1, Fraction(LARGEST, 1_000_000)))
     assert all([limiter.check("a") for limiter in limiters])
     assert [limiter.check("a").retry_us for limiter in limiters] == [LARGEST] * 2
 
@@ -179,7 +179,7 @@ def test_a6_a_window_that_ends_after_2_to_the_53_is_exact(still: RedisStore) -> 
 @pytest.mark.parametrize(
     "limit", [TokenBucket(10**9, 1, 9_000_000), TokenBucket(2**53 - 1, 1, 1), per_hour(1), per_day(1)], ids=str
 )
-def test_a6_the_deepest_debt_is_stored(server: Server, raw: Any, limit: Limit) -> None:
+def test_a6_the_deepest_debt_is_stored(server: ValkeyServer, raw: Any, limit: Limit) -> None:
     with RedisStore(server.url, timeout=PATIENCE) as store:
         limiter = Limiter(limit, store=store)
         for _ in range(3):

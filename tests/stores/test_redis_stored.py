@@ -27,8 +27,8 @@ from headgate.stores.redis import RedisStore
 from headgate.stores.redis.keys import Keys
 from headgate.stores.redis.protocol import ApplyRequest, command
 from headgate.stores.redis.script import DIGEST, SOURCE, with_functions
-from tests.support.redis_store import doubles, keys_of, time_of
-from tests.support.valkey import PATIENCE, Server, wait_for
+from tests.support.redis_store import keys_of, pack_doubles, server_time
+from tests.support.valkey import PATIENCE, ValkeyServer, wait_for
 
 # The format -----------------------------------------------------------------------------------------------------------
 
@@ -38,11 +38,11 @@ def test_bucket_format(still: RedisStore, raw: Any, clock: ManualClock) -> None:
     limiter = Limiter(per_minute(60), store=still, name="name")
     limiter.check("agent-7")
     assert keys_of(raw) == [b"headgate:{agent-7}b1:60/minute:name"]
-    assert raw.get("headgate:{agent-7}b1:60/minute:name") == doubles(59_000_000, 1_000_000_000)
+    assert raw.get("headgate:{agent-7}b1:60/minute:name") == pack_doubles(59_000_000, 1_000_000_000)
     assert raw.get("headgate:{agent-7}b1:60/minute:name").hex() == "0000000026228c41" + "0000000065cdcd41"
     clock.advance(Fraction(1, 4))
     limiter.charge("agent-7", 100)
-    assert raw.get("headgate:{agent-7}b1:60/minute:name") == doubles(-40_750_000, 1_000_250_000)
+    assert raw.get("headgate:{agent-7}b1:60/minute:name") == pack_doubles(-40_750_000, 1_000_250_000)
     limiter.refund("agent-7", 200)
     assert keys_of(raw) == []
 
@@ -57,7 +57,7 @@ def test_format_of_a_bucket_with_coarse_ticks(still: RedisStore, raw: Any, clock
     limiter.check("a")
     (key,) = keys_of(raw)
     assert key == b"headgate:{a}b1:1 per 2500 hours burst 1000000000:"
-    assert raw.get(key) == doubles(9 * 10**15 - 6 * 9_000_000 + 2, 1_002_000_000)
+    assert raw.get(key) == pack_doubles(9 * 10**15 - 6 * 9_000_000 + 2, 1_002_000_000)
 
 
 def test_window_format(still: RedisStore, raw: Any, clock: ManualClock) -> None:
@@ -86,7 +86,7 @@ def test_format_of_several_limits(still: RedisStore, raw: Any) -> None:
         b"headgate:{agent-7}b1:5/second; 100/minute sliding#1:name",
         b"headgate:{agent-7}w1:5/second; 100/minute sliding#2:name",
     ]
-    assert raw.get(keys_of(raw)[0]) == doubles(3 * 200_000, 1_000_000_000)
+    assert raw.get(keys_of(raw)[0]) == pack_doubles(3 * 200_000, 1_000_000_000)
     assert raw.lrange(keys_of(raw)[1], 0, -1) == [b"60000000", b"0", b"1000000000", b"2"]
 
 
@@ -96,16 +96,16 @@ def test_request_id_format(still: RedisStore, raw: Any) -> None:
     first = limiter.check("agent-7", request_id="req-1")
     key = "headgate:{agent-7}i1:check:60/minute:4:name:req-1"
     assert keys_of(raw) == [b"headgate:{agent-7}b1:60/minute:name", key.encode()]
-    asked = b"b" + doubles(60, 1_000_000, 1, 1, 60_000_000) + b"i" + doubles(60_000_000)
-    assert raw.get(key) == b"c" + asked + doubles(1_000_000_000) + doubles(1, 59_000_000, 1_000_000_000)
+    asked = b"b" + pack_doubles(60, 1_000_000, 1, 1, 60_000_000) + b"i" + pack_doubles(60_000_000)
+    assert raw.get(key) == b"c" + asked + pack_doubles(1_000_000_000) + pack_doubles(1, 59_000_000, 1_000_000_000)
     assert limiter.check("agent-7", request_id="req-1") == first
     assert limiter.peek("agent-7").remaining == 59
     limiter.charge("agent-7", 2, request_id="req-1")
-    said = b"g" + asked + doubles(1_000_000_000) + doubles(1, 57_000_000, 1_000_000_000)
+    said = b"g" + asked + pack_doubles(1_000_000_000) + pack_doubles(1, 57_000_000, 1_000_000_000)
     assert raw.get("headgate:{agent-7}i1:charge:60/minute:4:name:req-1") == said
     Limiter(SlidingWindow(5, 60), store=still, name="window").check("agent-7", request_id="req-1")
-    asked = b"cw" + doubles(5, 60_000_000, 0) + b"i" + doubles(60_000_000)
-    said = asked + doubles(1_000_000_000) + doubles(1, 1, 0, 1_000_000_000)
+    asked = b"cw" + pack_doubles(5, 60_000_000, 0) + b"i" + pack_doubles(60_000_000)
+    said = asked + pack_doubles(1_000_000_000) + pack_doubles(1, 1, 0, 1_000_000_000)
     assert raw.get("headgate:{agent-7}i1:check:5/minute sliding:6:window:req-1") == said
 
 
@@ -115,14 +115,14 @@ def test_violation_format(still: RedisStore, raw: Any, clock: ManualClock) -> No
     key = "headgate:{agent-7}v1:agents"
     still.record_violation(offence)
     assert keys_of(raw) == [key.encode()]
-    assert raw.get(key) == doubles(1, 0, 1_000_000_000)
+    assert raw.get(key) == pack_doubles(1, 0, 1_000_000_000)
     clock.advance(1)
     asks = [Ask("", "agent-7", per_minute(1), 2)]
     assert not still.apply(Verb.CHECK, asks, 200, offence)
-    assert raw.get(key) == doubles(2, 1_001_000_000, 1_000_000_000, 1_001_000_000)
+    assert raw.get(key) == pack_doubles(2, 1_001_000_000, 1_000_000_000, 1_001_000_000)
     clock.advance(1)
     still.record_violation(offence)
-    assert raw.get(key) == doubles(3, 1_001_000_000, 1_001_000_000, 1_002_000_000), "no more than an alert needs"
+    assert raw.get(key) == pack_doubles(3, 1_001_000_000, 1_001_000_000, 1_002_000_000), "no more than an alert needs"
     assert keys_of(raw) == [key.encode()]
 
 
@@ -165,7 +165,7 @@ ODD = ["agent-7", "", "}", "{", "{x}", "a}b", "{}", "}{", "%", "%7D", "%25", "ä
 
 
 @pytest.mark.long
-def test_c5_all_keys_of_one_decision_are_in_one_slot_of_a_cluster(masters: list[Server]) -> None:
+def test_c5_all_keys_of_one_decision_are_in_one_slot_of_a_cluster(masters: list[ValkeyServer]) -> None:
     """A server refuses a decision whose keys are in different slots."""
     limit = parse("100/minute; 2/hour; 50/hour sliding")
     with RedisStore(f"redis+cluster://127.0.0.1:{masters[1].port}", timeout=PATIENCE) as store:
@@ -182,14 +182,14 @@ def test_c5_all_keys_of_one_decision_are_in_one_slot_of_a_cluster(masters: list[
 
 
 def test_a_stored_bucket_is_read_correctly(still: RedisStore, raw: Any) -> None:
-    raw.set("headgate:{a}b1:60/minute:name", doubles(2_500_000, 998_000_000), px=60_000)
+    raw.set("headgate:{a}b1:60/minute:name", pack_doubles(2_500_000, 998_000_000), px=60_000)
     limiter = Limiter(per_minute(60), store=still, name="name")
     decision = limiter.peek("a", 5)
     assert (decision.remaining, decision.retry_after, decision.reset_after) == (4, 0.5, 55.5)
-    raw.set("headgate:{b}b1:60/minute:name", doubles(-2_500_000, 998_000_000), px=60_000)
+    raw.set("headgate:{b}b1:60/minute:name", pack_doubles(-2_500_000, 998_000_000), px=60_000)
     assert limiter.check("b").retry_after == 1.5
     assert limiter.check("a", 4)
-    assert raw.get("headgate:{a}b1:60/minute:name") == doubles(500_000, 1_000_000_000)
+    assert raw.get("headgate:{a}b1:60/minute:name") == pack_doubles(500_000, 1_000_000_000)
 
 
 def test_a_stored_window_is_read_correctly(still: RedisStore, raw: Any) -> None:
@@ -206,19 +206,19 @@ def test_a_stored_window_is_read_correctly(still: RedisStore, raw: Any) -> None:
 
 
 def test_stored_violations_are_read_correctly(still: RedisStore, raw: Any) -> None:
-    raw.set("headgate:{a}v1:agents", doubles(4, 0, 970_000_000, 980_000_000), px=60_000)
+    raw.set("headgate:{a}v1:agents", pack_doubles(4, 0, 970_000_000, 980_000_000), px=60_000)
     offence = Offence("agents", "a", Backoff(alert_after=3))
     standing = still.standing(offence)
     assert (standing.violations, standing.wait_left, standing.quiet_left) == (4, 0.0, 40.0)
     violation = still.record_violation(offence)
     assert (violation.count, violation.advised, violation.alert) == (5, 30.0, True)
-    raw.set("headgate:{b}v1:agents", doubles(4, 0, 940_000_000), px=60_000)
+    raw.set("headgate:{b}v1:agents", pack_doubles(4, 0, 940_000_000), px=60_000)
     assert not still.standing(offence._replace(key="b"))
 
 
 def test_a_stored_request_id_is_read_correctly(still: RedisStore, raw: Any) -> None:
-    asked = b"cb" + doubles(60, 1_000_000, 1, 1, 60_000_000) + b"i" + doubles(60_000_000)
-    said = asked + doubles(990_000_000) + doubles(1, 42_000_000, 990_000_000)
+    asked = b"cb" + pack_doubles(60, 1_000_000, 1, 1, 60_000_000) + b"i" + pack_doubles(60_000_000)
+    said = asked + pack_doubles(990_000_000) + pack_doubles(1, 42_000_000, 990_000_000)
     raw.set("headgate:{a}i1:check:60/minute:4:name:req-1", said, px=60_000)
     limiter = Limiter(per_minute(60), store=still, name="name")
     assert limiter.check("a", request_id="req-1").remaining == 42
@@ -274,16 +274,16 @@ def test_c5_a_key_lives_until_it_is_full_and_not_much_longer(store: RedisStore, 
         limit = chance.choice(ALL_KINDS[:6])
         limiter, cost = Limiter(limit, store=store), chance.randint(1, 3)
         key = f"key-{number}"
-        before = time_of(raw)
+        before = server_time(raw)
         decision = limiter.charge(key, cost) if chance.random() < 0.5 else limiter.check(key, min(cost, limit.capacity))
-        after = time_of(raw)
+        after = server_time(raw)
         found = list(raw.scan_iter(match=f"*{{{key}}}*", count=100_000))
         expires = raw.pexpiretime(found[0]) * 1000 if found else -1
         if expires >= 0:
             assert expires >= before + decision.reset_after * 1_000_000, limit
             assert expires <= after + decision.reset_after * 1_000_001 + 4000, limit
         else:
-            assert time_of(raw) >= before + decision.reset_after * 1_000_000, limit
+            assert server_time(raw) >= before + decision.reset_after * 1_000_000, limit
 
 
 def test_c5_a_budget_expires_with_its_period_however_it_grows_and_one_in_all_a_year_after_its_last_use(
@@ -297,18 +297,22 @@ def test_c5_a_budget_expires_with_its_period_however_it_grows_and_one_in_all_a_y
             names.setdefault(key, []).append((raw.get(key)[8:], raw.pttl(key)))
             raw.pexpire(key, 90_000_000)
     month, in_all = sorted(names.items(), key=lambda one: b":month" not in one[0])
-    assert [used for used, _ in month[1]] == [used for used, _ in in_all[1]] == [doubles(5), doubles(10), doubles(15)]
+    assert (
+        [used for used, _ in month[1]]
+        == [used for used, _ in in_all[1]]
+        == [pack_doubles(5), pack_doubles(10), pack_doubles(15)]
+    )
     assert [expiry > 90_000_000 for _, expiry in month[1]] == [True, False, False]
     assert [expiry > 300 * 86_400_000 for _, expiry in in_all[1]] == [True, True, True]
 
 
 def test_c5_an_expired_bucket_is_full(store: RedisStore, raw: Any) -> None:
     limiter = Limiter(per_second(20), store=store)
-    begin = time_of(raw)
+    begin = server_time(raw)
     decision = limiter.check("a", 5)
     assert decision.reset_after == 0.25
     wait_for(lambda: raw.dbsize() == 0, "the bucket to expire")
-    assert time_of(raw) >= begin + 250_000
+    assert server_time(raw) >= begin + 250_000
     assert limiter.peek("a").remaining == 20
 
 
@@ -323,7 +327,7 @@ async def use_once(store: RedisStore, keys: int) -> None:
 
 @pytest.mark.parametrize("keys", [4000, pytest.param(100_000, marks=pytest.mark.long)])
 async def test_c5_one_shot_keys_leave_nothing_behind_and_never_unblock_a_key(
-    server: Server, raw: Any, keys: int
+    server: ValkeyServer, raw: Any, keys: int
 ) -> None:
     async with RedisStore(server.url, timeout=PATIENCE) as store:
         blocked = [Limiter(limit, store=store) for limit in (per_day(1), SlidingWindow(1, 86_400))]

@@ -10,7 +10,7 @@ import pytest
 from headgate import Gate, RedisStore
 from headgate.gate.changes import override
 from headgate.stores.redis.agents import RedisAgents
-from tests.support.valkey import PATIENCE, Server
+from tests.support.valkey import PATIENCE, ValkeyServer
 
 BAD_ROWS: list[Any] = [
     b"",
@@ -31,13 +31,13 @@ BAD_ROWS: list[Any] = [
 SNAPSHOT = b'{"kind": "snapshot", "position": "x", "rows": {}}'
 
 
-def gate_on(server: Server) -> Gate:
+def gate_on(server: ValkeyServer) -> Gate:
     return Gate(store=RedisStore(server.url, timeout=PATIENCE))
 
 
 @pytest.mark.parametrize("first", [*BAD_ROWS[:5], SNAPSHOT], ids=repr)
 def test_a_row_of_the_change_log_that_cannot_be_read_has_no_effect(
-    server: Server, raw: Any, first: bytes, caplog: pytest.LogCaptureFixture
+    server: ValkeyServer, raw: Any, first: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The script looks at the first row, too: it may be a snapshot."""
     with gate_on(server) as gate:
@@ -55,7 +55,7 @@ def test_a_row_of_the_change_log_that_cannot_be_read_has_no_effect(
     assert len([one for one in caplog.records if "can't be read and have no effect" in one.getMessage()]) == 1
 
 
-def test_a_log_with_rows_that_cannot_be_read_can_be_compacted(server: Server, raw: Any) -> None:
+def test_a_log_with_rows_that_cannot_be_read_can_be_compacted(server: ValkeyServer, raw: Any) -> None:
     with gate_on(server) as gate:
         key = ""
         for number in range(5):

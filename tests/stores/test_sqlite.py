@@ -21,13 +21,13 @@ from headgate.hub.storage.database import Database
 from headgate.stores.base import Change
 from headgate.stores.sqlite import _SCHEMA as LOG_SCHEMA
 from headgate.stores.sqlite import ChangeLogError, SqliteChangeLog
-from tests.support.interruptions import interrupt
+from tests.support.interruptions import Interrupted, interrupt
 from tests.support.valkey import PATIENCE
 
 pytestmark = pytest.mark.once
 
 
-class Opened(Protocol):
+class OpenedFile(Protocol):
     def close(self) -> None: ...
 
 
@@ -99,7 +99,7 @@ def trace(monkeypatch: pytest.MonkeyPatch, path: Path, look: Callable[[str], obj
 
 @pytest.mark.parametrize("opened", [SqliteChangeLog, Database])
 def test_nobody_sees_a_file_that_is_half_made(
-    tmp_path: Path, opened: Callable[[Path], Opened], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, opened: Callable[[Path], OpenedFile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, connect, seen = tmp_path / "new.db", sqlite3.connect, list[tuple[int, int]]()
 
@@ -182,7 +182,7 @@ def test_a_file_is_usable_after_a_kill_at_any_statement_of_the_first_start(tmp_p
 
 @pytest.mark.parametrize(("schema", "opened"), [(LOG_SCHEMA, SqliteChangeLog), (HUB_SCHEMA, Database)])
 def test_a_file_that_an_earlier_version_left_half_made_is_finished(
-    tmp_path: Path, schema: str, opened: Callable[[Path], Opened]
+    tmp_path: Path, schema: str, opened: Callable[[Path], OpenedFile]
 ) -> None:
     """It was made statement by statement, and its format was written last."""
     statements = schema.strip().rstrip(";").split(";")
@@ -227,10 +227,6 @@ def test_a_change_between_a_fork_and_the_next_use_is_seen(tmp_path: Path) -> Non
     assert log._data_version() != before
     log.close()
     other.close()
-
-
-class Interrupted(BaseException):
-    """As `gevent.Timeout` is, and `KeyboardInterrupt`."""
 
 
 def test_an_interrupted_change_leaves_no_transaction_open(tmp_path: Path) -> None:

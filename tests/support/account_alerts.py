@@ -4,7 +4,7 @@ from functools import partial
 
 from headgate import Policy
 from tests.support import alerts
-from tests.support.hub import Running
+from tests.support.hub import HubServer
 
 KIND = "account_alerts"
 RAISED, RESOLVED = "account_alert.raised", "account_alert.resolved"
@@ -14,7 +14,7 @@ PAYS = Policy(
 )
 
 
-def spend(hub: Running, usd: str, agent: str = "planner") -> bool:
+def spend(hub: HubServer, usd: str, agent: str = "planner") -> bool:
     """Hold and settle an amount; whether it passed."""
     gate = hub.hub.gate
     hold = gate.hold(agent, {"usd": usd})
@@ -23,6 +23,6 @@ def spend(hub: Running, usd: str, agent: str = "planner") -> bool:
     return bool(hold)
 
 
-settled = partial(alerts.settled, kind=KIND)
-compared = partial(alerts.compared, kind=KIND)
-shown = partial(alerts.shown, kind=KIND)
+wait_until_idle = partial(alerts.wait_until_idle, kind=KIND)
+wait_for_comparison = partial(alerts.wait_for_comparison, kind=KIND)
+dashboard_alerts = partial(alerts.dashboard_alerts, kind=KIND)

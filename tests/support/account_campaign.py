@@ -35,7 +35,7 @@ _DOLLARS: Final = (250, 150, 90, 50, 28)
 _REQUESTS: Final = (18, 11, 7, 4, 3)
 
 
-class Kind(NamedTuple):
+class RootKind(NamedTuple):
     """The resources that are limited under a root, each on all levels."""
 
     name: str
@@ -48,9 +48,9 @@ class Kind(NamedTuple):
 
 
 KINDS: Final = (
-    Kind("money", ("tokens", "usd", "slots"), forced=0.02),
-    Kind("rates", ("requests", "tokens", "slots"), gives_back=False),
-    Kind("mixed", ("requests", "usd", "slots"), lenient=True),
+    RootKind("money", ("tokens", "usd", "slots"), forced=0.02),
+    RootKind("rates", ("requests", "tokens", "slots"), gives_back=False),
+    RootKind("mixed", ("requests", "usd", "slots"), lenient=True),
 )
 RESOURCES: Final = ("requests", "tokens", "usd", "slots")
 
@@ -69,7 +69,7 @@ LIMITS: Final = {(resource, level): limit_on(resource, level) for resource in RE
 METER: Final = Meter()
 
 
-def declared(starts_of_hours: Sequence[int]) -> list[Line]:
+def declared_limits(starts_of_hours: Sequence[int]) -> list[Line]:
     """The limits as a history declares them."""
     found: list[Line] = [{"limit": "meter", "kind": "meter"}]
     for level in range(LEVELS):
@@ -90,7 +90,7 @@ def accounts_of(session: str) -> list[str]:
     return ["/".join(names[: level + 1]) for level in range(LEVELS)]
 
 
-def kind_of(path: str) -> Kind:
+def kind_of(path: str) -> RootKind:
     return next(kind for kind in KINDS if path.startswith(kind.name))
 
 
@@ -118,7 +118,7 @@ def resources_of(session: str) -> list[str]:
     return [key.rpartition("\t")[2] if name == "meter" else name[:-1] for name, key in places(session)]
 
 
-class Held(NamedTuple):
+class GrantedHold(NamedTuple):
     """A hold that was granted."""
 
     session: str
@@ -146,10 +146,10 @@ class AccountHolder(Holder):
         root = f"{chance.choice(KINDS).name}-{turn}-{chance.randrange(ROOTS)}"
         return "/".join([root, *[f"{letter}{chance.randrange(2)}" for letter in "tgas"]])
 
-    async def hold(self, session: str, hold_id: str) -> Held | None:
+    async def hold(self, session: str, hold_id: str) -> GrantedHold | None:
         """A hold, if it is granted. Now and then it is asked for twice."""
         chance, kind = self._chance, kind_of(session)
-        held = Held(session, hold_id, self.costs(session, 0, 5), chance.random() < kind.forced)
+        held = GrantedHold(session, hold_id, self.costs(session, 0, 5), chance.random() < kind.forced)
         lease, release = chance.randint(LEASE // 3, LEASE), kind.gives_back and chance.random() < 0.3
         terms = HoldTerms(hold_id, lease, release, KEEP, note=session, shape=kind.name, forced=held.forced)
         line = {
@@ -166,7 +166,7 @@ class AccountHolder(Holder):
         drawn = {name: self._chance.randint(least, most) for name in ("tokens", "usd")}
         return [drawn.get(resource, 1) for resource in resources_of(session)]
 
-    async def use(self, held: Held) -> None:
+    async def use(self, held: GrantedHold) -> None:
         """Do something with a hold, and end it, or leave it behind."""
         chance, kind = self._chance, kind_of(held.session)
         await self.pause(0, 0.1)
@@ -186,7 +186,7 @@ class AccountHolder(Holder):
         for _ in range(2 if chance.random() < 0.15 else 1):
             await self.settle(line, held, [0 if cancel else 1, *actual], cancel)
 
-    async def extend(self, held: Held) -> Held:
+    async def extend(self, held: GrantedHold) -> GrantedHold:
         """The hold, with more if it was granted."""
         lease, more = self._chance.randint(LEASE // 3, LEASE), self.costs(held.session, 0, 3)
         one = ("requests", "slots")
@@ -197,7 +197,7 @@ class AccountHolder(Holder):
         said = await self.call(line, held, lambda: self._store.aextend(asks, LOW, held.hold_id, [1, *total], lease))
         return held._replace(costs=total) if said == "passed" else held
 
-    def actual(self, held: Held, gives_back: bool) -> list[int]:
+    def actual(self, held: GrantedHold, gives_back: bool) -> list[int]:
         """What a hold has really cost, by resource: less, the same, or a little more."""
         drawn: dict[str, int] = {}
         for resource, cost in zip(resources_of(held.session), held.costs, strict=True):
@@ -206,7 +206,7 @@ class AccountHolder(Holder):
             drawn.setdefault(resource, self._chance.randint(least, cost) + more)
         return [drawn[resource] for resource in resources_of(held.session)]
 
-    async def settle(self, line: Line, held: Held, costs: list[int], cancel: bool = False) -> None:
+    async def settle(self, line: Line, held: GrantedHold, costs: list[int], cancel: bool = False) -> None:
         asks = asks_for(held.session, held.costs)
         await self.call(line, held, lambda: self._store.asettle(asks, LOW, held.hold_id, costs, cancel=cancel))
 
@@ -216,11 +216,11 @@ class AccountHolder(Holder):
         if known is None:
             return
         assert known.shape == kind_of(known.note).name
-        held = Held(known.note, known.hold_id, list(known.costs[1:]), False)
+        held = GrantedHold(known.note, known.hold_id, list(known.costs[1:]), False)
         costs = [cost + 1 for cost in held.costs]
         await self.settle({"verb": "settle", "key": held.root, "hold": held.hold_id, "cost": costs}, held, [1, *costs])
 
-    async def call(self, line: Line, held: Held, verb: Callable[[], Awaitable[HoldAnswer]]) -> str:
+    async def call(self, line: Line, held: GrantedHold, verb: Callable[[], Awaitable[HoldAnswer]]) -> str:
         """Make a call and write it down: what was said, and where it was denied."""
         begun = self._record.begin(line)
         try:

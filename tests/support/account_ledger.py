@@ -36,7 +36,7 @@ class Charge:
         self.at, self.cost = at, cost
 
 
-class Booked:
+class LedgerHold:
     """A hold that was granted."""
 
     def __init__(self, asks: list[Ask], end: int, release: bool, forced: bool) -> None:
@@ -55,7 +55,7 @@ class Ledger:
         self.harness = AccountHarness(make, [])
         self.tree = AccountTree(chance, "acme")
         self.charges: dict[Place, list[Charge]] = {}
-        self.holds: dict[str, Booked] = {}
+        self.holds: dict[str, LedgerHold] = {}
         self.denials = self.grants = 0
 
     # What is done with the store -------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ class Ledger:
             return answer
         self.grants += 1
         now = self.harness.clock.now()
-        booked = self.holds[hold_id] = Booked(asks, now + lease, release, forced)
+        booked = self.holds[hold_id] = LedgerHold(asks, now + lease, release, forced)
         self._take(booked, asks, now)
         if not forced:
             self.expect_within([ask.with_cost(max(ask.cost, 1)) for ask in asks], asks)
@@ -153,7 +153,7 @@ class Ledger:
         costs = {resource: 1 if resource == "slots" else self.chance.choice(some) for resource in RESOURCES}
         return self.tree.asks(agent, costs)
 
-    def _again(self, booked: Booked, some: tuple[int, ...]) -> list[Ask]:
+    def _again(self, booked: LedgerHold, some: tuple[int, ...]) -> list[Ask]:
         """The asks of a hold, with other costs: for each resource one."""
         costs = {resource: 1 if resource == "slots" else self.chance.choice(some) for resource in RESOURCES}
         return [
@@ -161,20 +161,20 @@ class Ledger:
             for ask in booked.asks
         ]
 
-    def _current(self, booked: Booked) -> list[Ask]:
+    def _current(self, booked: LedgerHold) -> list[Ask]:
         """The asks of a hold, with the limits of today."""
         limits = self.tree.limits
         return [ask.with_limit(limits.get((ask.name, ask.key), ask.limit)) for ask in booked.asks]
 
     # What is counted --------------------------------------------------------------------------------------------------
 
-    def _take(self, booked: Booked, asks: list[Ask], now: int) -> None:
+    def _take(self, booked: LedgerHold, asks: list[Ask], now: int) -> None:
         for piece in pieces(asks):
             charge = Charge(now, piece.cost)
             booked.charges.setdefault(place_of(piece), []).append(charge)
             self.charges.setdefault(place_of(piece), []).append(charge)
 
-    def _correct(self, booked: Booked, costs: list[int], now: int) -> None:
+    def _correct(self, booked: LedgerHold, costs: list[int], now: int) -> None:
         """Count these costs: the newest charges are given back first. More counts now, or on the day of the hold."""
         for piece in pieces([ask.with_cost(cost) for ask, cost in zip(booked.asks, costs, strict=True)]):
             charges = booked.charges[place_of(piece)]

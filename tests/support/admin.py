@@ -21,16 +21,16 @@ def ping(wire: AgentConnection, times: int = 1) -> list[str]:
     return answers
 
 
-def use_up(wire: AgentConnection) -> None:
+def exhaust_limit(wire: AgentConnection) -> None:
     """Let an agent exhaust its limit, and be denied."""
     assert ping(wire, 3) == ["pong", "pong", "rate_limited"]
 
 
-def changes(admin: httpx.Client) -> list[str]:
+def list_changes(admin: httpx.Client) -> list[str]:
     return [change["what"] for change in admin.get("/api/admin/changes").json()["changes"]]
 
 
-def called(hub: Hub, token: str = ADMIN) -> httpx.AsyncClient:
+def direct_client(hub: Hub, token: str = ADMIN) -> httpx.AsyncClient:
     """A client that calls a hub directly, without a server."""
     headers = {"Authorization": f"Bearer {token}"}
     return httpx.AsyncClient(transport=httpx.ASGITransport(hub), base_url="http://localhost", headers=headers)

@@ -12,11 +12,11 @@ from websockets.sync.client import connect
 
 from headgate.gate.policy import BUILT_IN_TIERS
 from headgate.proto import envelope_pb2 as wire
-from tests.support.hub import ADMIN, AgentConnection, Running
+from tests.support.hub import ADMIN, AgentConnection, HubServer
 from tests.support.valkey import PATIENCE, wait_for
 
 BEHIND_A_PROXY: dict[str, Any] = {"trusted_proxies": ("127.0.0.1",)}
-"""Settings under which `forwarded` comes from anywhere."""
+"""Settings under which `proxied_connection` comes from anywhere."""
 
 LARGE = "x" * 60_000
 """Fills sockets quickly."""
@@ -44,7 +44,7 @@ VALID: dict[str, dict[str, Any]] = {
 """A frame of each type that passes the validation, though the hub may have no such task or agent."""
 
 
-def ended(wire: AgentConnection) -> tuple[int, str]:
+def read_close(wire: AgentConnection) -> tuple[int, str]:
     """The code and reason of the hub's close, after all frames before it are read."""
     with suppress(ConnectionClosed):
         while True:
@@ -61,22 +61,22 @@ def ask_relay(connection: AgentConnection, envelope: wire.Envelope) -> wire.Enve
     return wire.Envelope.FromString(answer)
 
 
-def hello(connection: AgentConnection, address: str, token: str) -> wire.Envelope:
+def send_hello(connection: AgentConnection, address: str, token: str) -> wire.Envelope:
     """The relay's answer to a HELLO."""
     proof = wire.Hello(address=address, token=token)
     return ask_relay(connection, wire.Envelope(id="1", type=wire.MESSAGE_TYPE_HELLO, hello=proof))
 
 
 @contextmanager
-def relayed(hub: Running, name: str, token: str) -> Iterator[AgentConnection]:
+def relay_connection(hub: HubServer, name: str, token: str) -> Iterator[AgentConnection]:
     """A connection to the relay that has proved its address."""
     with hub.socket("/relay") as connection:
-        assert hello(connection, name, token).type == wire.MESSAGE_TYPE_WELCOME
+        assert send_hello(connection, name, token).type == wire.MESSAGE_TYPE_WELCOME
         yield connection
 
 
 @contextmanager
-def forwarded(hub: Running, address: str) -> Iterator[AgentConnection]:
+def proxied_connection(hub: HubServer, address: str) -> Iterator[AgentConnection]:
     """A connection through a proxy that names the client's address."""
     headers = {"X-Forwarded-For": address}
     with connect(
@@ -85,7 +85,7 @@ def forwarded(hub: Running, address: str) -> Iterator[AgentConnection]:
         yield AgentConnection(socket)
 
 
-def refusal(hub: Running, path: str = "/ws", address: str = "") -> httpx.Response:
+def rejected_handshake(hub: HubServer, path: str = "/ws", address: str = "") -> httpx.Response:
     """The answer to a handshake that the hub doesn't accept."""
     headers = {"X-Forwarded-For": address} if address else {}
     with (
@@ -100,7 +100,7 @@ def refusal(hub: Running, path: str = "/ws", address: str = "") -> httpx.Respons
 
 
 @contextmanager
-def slow_reader(hub: Running, name: str, token: str) -> Iterator[AgentConnection]:
+def slow_reader(hub: HubServer, name: str, token: str) -> Iterator[AgentConnection]:
     """An agent that reads nothing unless the test does, over a socket that holds little."""
     small = socket.socket()
     small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -138,7 +138,7 @@ def ping(wire: AgentConnection, times: int) -> None:
         answered += wire.hear()["type"] in ("pong", "rate_limited")
 
 
-def flood(wire: AgentConnection, denials: int = 1) -> None:
+def ping_until_denied(wire: AgentConnection, denials: int = 1) -> None:
     """Let an agent that has two pings use them, and be denied."""
     for _ in range(2 + denials):
         wire.say("ping")
@@ -146,31 +146,31 @@ def flood(wire: AgentConnection, denials: int = 1) -> None:
         denials -= wire.hear()["type"] == "rate_limited"
 
 
-def waiting(hub: Running, agent: str) -> int:
+def count_queued_frames(hub: HubServer, agent: str) -> int:
     """How many frames wait until an agent reads."""
     (found,) = hub.hub.presence.sockets_of(agent)
     return hub.call(lambda: found.queued)
 
 
-def use_up(hub: Running, agent: str, tier: str = "light", channel: str = "ws") -> None:
+def empty_bucket(hub: HubServer, agent: str, tier: str = "light", channel: str = "ws") -> None:
     """Take all that is left of an agent's bucket, without a violation."""
     while hub.hub.gate.peek(agent, channel, tier):
         hub.hub.gate.check(agent, channel, tier)
 
 
-def left(hub: Running, agent: str, channel: str = "ws") -> dict[str, int]:
+def remaining_by_tier(hub: HubServer, agent: str, channel: str = "ws") -> dict[str, int]:
     """How much an agent has left of each tier."""
     return {tier: hub.hub.gate.peek(agent, channel, tier).remaining for tier in BUILT_IN_TIERS}
 
 
-def metrics(hub: Running) -> dict[str, Any]:
+def read_metrics(hub: HubServer) -> dict[str, Any]:
     """The hub's metrics."""
     with hub.http(ADMIN) as admin:
         found: dict[str, Any] = admin.get("/api/metrics").json()
     return found
 
 
-def received(connection: socket.socket, word: bytes) -> bytes:
+def receive_until(connection: socket.socket, word: bytes) -> bytes:
     """The bytes that a raw connection receives until a word has come."""
     found = b""
     while word not in found:

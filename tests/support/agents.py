@@ -3,7 +3,7 @@
 from headgate import Decision, Gate
 
 
-def use_up(gate: Gate, agent: str, channel: str = "ws", tier: str = "heavy") -> Decision:
+def check_until_denied(gate: Gate, agent: str, channel: str = "ws", tier: str = "heavy") -> Decision:
     """Check until denied; return the denial."""
     while True:
         decision = gate.check(agent, channel, tier)

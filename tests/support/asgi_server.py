@@ -15,7 +15,7 @@ from tests.support.valkey import PATIENCE, wait_for
 T = TypeVar("T")
 
 
-class Threaded:
+class ThreadedServer:
     """A server that runs in a thread, in which there are no signals. As text it is its host and port."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Threaded:
 
         return self.run(work())
 
-    def connected(self) -> socket.socket:
+    def connect(self) -> socket.socket:
         """A plain connection to it."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
@@ -71,7 +71,7 @@ class Threaded:
         return f"127.0.0.1:{self.port}"
 
 
-class Unsignalled(uvicorn.Server):
+class ServerWithoutSignals(uvicorn.Server):
     """In a thread there are no signals."""
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
@@ -84,7 +84,7 @@ class Unsignalled(uvicorn.Server):
             await asyncio.sleep(0.005)
 
 
-class Serving(Threaded):
+class AppServer(ThreadedServer):
     """An application that is served."""
 
     def __init__(self, app: Callable[..., Any], **options: Any) -> None:
@@ -103,14 +103,14 @@ class Serving(Threaded):
         super().__init__()
 
     async def serve(self) -> None:
-        self.server = Unsignalled(self._config)
+        self.server = ServerWithoutSignals(self._config)
         await self.server.serve()
 
 
 @contextmanager
-def serving(app: Callable[..., Any], **options: Any) -> Iterator[Serving]:
+def app_server(app: Callable[..., Any], **options: Any) -> Iterator[AppServer]:
     """Serve an ASGI application until the block ends. The options are those of `uvicorn.Config`."""
-    server = Serving(app, **options)
+    server = AppServer(app, **options)
     try:
         yield server
     finally:

@@ -17,8 +17,8 @@ from playwright.sync_api import (
     expect,
 )
 
-from tests.support.hub import Running
-from tests.support.hub_process import Program
+from tests.support.hub import HubServer
+from tests.support.hub_process import HubProcess
 from tests.support.valkey import PATIENCE
 
 GONE = r"ERR_CONNECTION_(REFUSED|RESET|CLOSED)|ERR_EMPTY_RESPONSE|closed before the connection is established"
@@ -39,7 +39,13 @@ class Visitors:
         self.problems: list[str] = []
 
     def come(
-        self, hub: Running | Program, token: str = "", *, path: str = "/dashboard", time: str = SLOW, **options: Any
+        self,
+        hub: HubServer | HubProcess,
+        token: str = "",
+        *,
+        path: str = "/dashboard",
+        time: str = SLOW,
+        **options: Any,
     ) -> Page:
         """Open the dashboard of a hub, by a link if there is a token. The options are those of the browser's window.
 
@@ -54,7 +60,7 @@ class Visitors:
         page.goto(f"http://{hub}{path}" + (f"#token={token}" if token else ""))
         return page
 
-    def _watch(self, page: Page, hub: Running | Program) -> None:
+    def _watch(self, page: Page, hub: HubServer | HubProcess) -> None:
         def problem(text: str) -> None:
             if not (re.search(GONE, text) and is_over(hub)):  # the hub ends before those who look at it leave
                 self.problems.append(text)
@@ -99,9 +105,9 @@ class Visitors:
             context.close()
 
 
-def is_over(hub: Running | Program) -> bool:
+def is_over(hub: HubServer | HubProcess) -> bool:
     """Whether a hub has ended, or is about to."""
-    if isinstance(hub, Program):
+    if isinstance(hub, HubProcess):
         return not Path(f"/proc/{hub.pid}").exists()
     return hub.server is None or hub.server.should_exit
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TextIO
 
 from tests.support.byte_fuzzer import ByteFuzzer, Stream
-from tests.support.event_loop import until
+from tests.support.event_loop import wait_until
 
 AT_ONCE = 32
 MOMENT = 0.02
@@ -95,7 +95,7 @@ class ByteFuzzCampaign:
             async with asyncio.timeout(LONGEST):
                 await writer.drain()
             if number == 0 and stream.upgrades:
-                await until(lambda: head or reading.done(), "the answer to a handshake")
+                await wait_until(lambda: head or reading.done(), "the answer to a handshake")
 
 
 async def _discard(reader: asyncio.StreamReader, head: bytearray) -> None:

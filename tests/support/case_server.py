@@ -22,7 +22,7 @@ from typing import Any
 
 from websockets.http11 import Request
 
-from tests.support.websocket_peer import KINDS, Frames, Peer, listening, serve_until_stdin_ends
+from tests.support.websocket_peer import KINDS, Frames, Peer, serve_until_stdin_ends, websocket_server
 
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "client" / "client_cases.json").read_text())[
     "cases"
@@ -39,7 +39,7 @@ class ScriptedCase:
     async def serve(self, peer: Peer, request: Request, frames: type[Frames]) -> None:
         number = min(self.log["connections"], len(self._script) - 1)
         self.log["connections"] += 1
-        connection = _Connection(peer, request, frames, self.log)
+        connection = _ScriptedConnection(peer, request, frames, self.log)
         for step in self._script[number]:
             name, value = (step, None) if isinstance(step, str) else next(iter(step.items()))
             await getattr(connection, name)(**({} if value is None else {"value": value}), **_rest(step))
@@ -59,7 +59,7 @@ def _rest(step: Any) -> dict[str, Any]:
     return {} if isinstance(step, str) else dict(list(step.items())[1:])
 
 
-class _Connection:
+class _ScriptedConnection:
     """The steps, each a method. What answers goes to the frame that came last."""
 
     def __init__(self, peer: Peer, request: Request, frames: type[Frames], log: dict[str, Any]) -> None:
@@ -180,7 +180,7 @@ async def case_server(runs: dict[str, ScriptedCase]) -> AsyncIterator[int]:
         else:
             await run.serve(peer, request, KINDS[f"/{kind}"])
 
-    async with listening(serve) as port:
+    async with websocket_server(serve) as port:
         yield port
 
 

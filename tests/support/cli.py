@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import headgate
-from tests.support.hub import Running
+from tests.support.hub import HubServer
 from tests.support.valkey import PATIENCE
 
 PACKAGES = Path(headgate.__file__).parents[1]
@@ -23,31 +23,33 @@ DEADLINE = 5 * PATIENCE
 """Seconds for a program to come to its end: it has more to do than to say something."""
 
 
-class Done(NamedTuple):
+class CommandResult(NamedTuple):
     """What a command has come to."""
 
     code: int
     out: str
     err: str
 
-    def printed(self) -> str:
+    def expect_output(self) -> str:
         """Its output: it has succeeded, and told nothing else."""
         assert (self.code, self.err) == (0, ""), self
         return self.out
 
-    def refused(self, code: int = 1) -> str:
+    def expect_error(self, code: int = 1) -> str:
         """Its errors: it has failed, and printed nothing."""
         assert (self.code, self.out) == (code, ""), self
         return self.err
 
 
-Command = Callable[..., Done]
+Command = Callable[..., CommandResult]
 """Runs a command within this process."""
-StartHub = Callable[..., AbstractContextManager[Running]]
+StartHub = Callable[..., AbstractContextManager[HubServer]]
 """Starts a hub that the commands find, until the block ends."""
 
 
-def leaves(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[tuple[str, list[argparse.Action]]]:
+def leaf_commands(
+    parser: argparse.ArgumentParser, words: tuple[str, ...] = ()
+) -> Iterator[tuple[str, list[argparse.Action]]]:
     """Every command that does something, with its arguments."""
     actions = [one for one in parser._actions if not isinstance(one, argparse._SubParsersAction)]
     if parser.get_default("run") is not None:
@@ -55,18 +57,18 @@ def leaves(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iter
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, below in action.choices.items():
-                yield from leaves(below, (*words, name))
+                yield from leaf_commands(below, (*words, name))
 
 
-def surroundings(packages: Path = PACKAGES) -> dict[str, str]:
+def command_environment(packages: Path = PACKAGES) -> dict[str, str]:
     """The same headgate as in this process, and nothing from outside that changes what is printed."""
     kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
     return kept | {"PYTHONPATH": str(packages), "PYTHONUTF8": "1", "TERM": "xterm"}
 
 
-def run(*arguments: str, command: list[str] = MODULE, packages: Path = PACKAGES, **options: Any) -> Any:
+def run_command(*arguments: str, command: list[str] = MODULE, packages: Path = PACKAGES, **options: Any) -> Any:
     """Run the command to its end, with the variables `more` too. The options are those of `subprocess.run`."""
-    environment = surroundings(packages) | options.pop("more", {})
+    environment = command_environment(packages) | options.pop("more", {})
     chosen = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
     if "input" not in chosen:
         chosen.setdefault("stdin", subprocess.DEVNULL)
@@ -74,11 +76,11 @@ def run(*arguments: str, command: list[str] = MODULE, packages: Path = PACKAGES,
 
 
 @contextmanager
-def running(
+def command_process(
     *arguments: str, output: int = subprocess.PIPE, more: dict[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
     """The command while it runs. It is not left running, whatever becomes of the test."""
-    command, environment = [*MODULE, *arguments], surroundings() | (more or {})
+    command, environment = [*MODULE, *arguments], command_environment() | (more or {})
     with subprocess.Popen(command, env=environment, text=True, stdout=output, stderr=output) as process:
         try:
             yield process
@@ -99,7 +101,7 @@ class Terminal:
         """What was written; the last character may be there in part only."""
         return self._written.decode(errors="replace").replace("\r\n", "\n")
 
-    def until(self, condition: Callable[[str], object]) -> None:
+    def wait_until(self, condition: Callable[[str], object]) -> None:
         """Read until something holds for what was written."""
         deadline = time.monotonic() + PATIENCE
         while not condition(self.text):
@@ -122,9 +124,9 @@ class Terminal:
         os.close(self.slave)
 
     @contextmanager
-    def running(self, *arguments: str, more: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    def process(self, *arguments: str, more: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
         """The command while it writes here. What it has not written by then is read at the end."""
-        with running(*arguments, output=self.slave, more=more) as process:
+        with command_process(*arguments, output=self.slave, more=more) as process:
             os.close(self.slave)
             yield process
             deadline = time.monotonic() + DEADLINE
@@ -134,9 +136,9 @@ class Terminal:
         os.close(self._master)
 
 
-def on_terminal(*arguments: str, rows: int = 24, columns: int = 100, more: dict[str, str] | None = None) -> str:
+def run_on_terminal(*arguments: str, rows: int = 24, columns: int = 100, more: dict[str, str] | None = None) -> str:
     """All that is written on a terminal of this size, with these environment variables too."""
     terminal = Terminal(rows, columns)
-    with terminal.running(*arguments, more=more):
+    with terminal.process(*arguments, more=more):
         pass
     return terminal.text

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.support.valkey import PATIENCE, Server, cluster, is_whole, wait_for
+from tests.support.valkey import PATIENCE, ValkeyServer, cluster, is_whole, wait_for
 
 
 @contextmanager
-def steady_cluster() -> Iterator[list[Server]]:
+def steady_cluster() -> Iterator[list[ValkeyServer]]:
     """A cluster whose nodes don't take each other for dead when the machine has stood still for a while."""
     with cluster() as nodes:
         for node in nodes:

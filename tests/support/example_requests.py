@@ -89,7 +89,7 @@ class Scene:
         return path, bodies.get((route.method, route.path))
 
 
-async def scene(hub: Hub) -> Scene:
+async def build_scene(hub: Hub) -> Scene:
     """Agents who have something in the hub, one of them with a violation."""
     number = next(_numbers)
     agent, other, operator = f"asker {number}", f"other {number}", f"operator {number}"
@@ -110,7 +110,7 @@ async def scene(hub: Hub) -> Scene:
     return Scene(*names, plans, f"channel-{number}", task.task_id, mail.number)
 
 
-async def remembered(hub: Hub, where: Scene) -> dict[str, Any]:
+async def stored_state(hub: Hub, where: Scene) -> dict[str, Any]:
     """All that a hub keeps in its database, what holds at its gate and why, and how the agents of a scene stand."""
     tables = "SELECT name FROM sqlite_master WHERE type = 'table'"
     found: dict[str, Any] = await hub.database.run(

@@ -47,7 +47,7 @@ class Call(NamedTuple):
     decision: Decision
 
 
-class Load:
+class FaultLoad:
     """Workers that check both keys over and over until the block ends, and their calls."""
 
     def __init__(self, limiter: Limiter, kind: str) -> None:
@@ -178,13 +178,13 @@ class Load:
         assert self.errors == []
 
 
-class Trial:
+class FaultTrial:
     """A store under load, and the assertions on what it did."""
 
     def __init__(self, url: str, policy: str, kind: str, timeout: float) -> None:
         self.store = RedisStore(url, on_failure=policy, timeout=timeout)
         self.limiter = Limiter(LIMIT, store=self.store)
-        self.load = Load(self.limiter, kind)
+        self.load = FaultLoad(self.limiter, kind)
         self.events: list[Degraded] = []
         self._policy = policy
         self._timeout = timeout
@@ -273,9 +273,9 @@ class Trial:
 
 
 @contextmanager
-def trial(url: str, kind: str, policy: str = "local", timeout: float = PATIENCE) -> Iterator[Trial]:
+def fault_trial(url: str, kind: str, policy: str = "local", timeout: float = PATIENCE) -> Iterator[FaultTrial]:
     """A store with one key that has been used up."""
-    one = Trial(url, policy, kind, timeout)
+    one = FaultTrial(url, policy, kind, timeout)
     try:
         one.exhaust()
         yield one

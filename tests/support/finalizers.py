@@ -10,7 +10,7 @@ ALLOCATIONS = range(120)
 """More than any verb makes."""
 
 
-def interrupt(work: Callable[[], T], then: Callable[[], object], allocation: int) -> T:
+def collect_during(work: Callable[[], T], then: Callable[[], object], allocation: int) -> T:
     """The result of `work`, while the garbage collector calls `then` at one of its allocations, by number.
 
     It may not call it at all: since Python 3.12 it doesn't run within compiled code.

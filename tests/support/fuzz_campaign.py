@@ -9,7 +9,7 @@ from typing import Any
 
 from headgate.hub.connections.connection import GuardedConnection
 from headgate.proto import envelope_pb2 as wire
-from tests.support.fuzzer import ALMOST, GOOD, NOISE, Fuzzer, Request, websocket_frame
+from tests.support.fuzzer import ALMOST, GOOD, NOISE, FuzzedRequest, Fuzzer, websocket_frame
 from tests.support.response_checker import ResponseChecker, read
 from tests.support.valkey import PATIENCE
 
@@ -243,7 +243,7 @@ class FuzzCampaign:
 
     async def _requests(self) -> None:
         """Requests one after the other without waiting for answers, over one connection."""
-        requests: list[Request] = []
+        requests: list[FuzzedRequest] = []
         while len(requests) < 12 and not (requests and requests[-1].last):
             requests.append(self._fuzzer.request())
         since = self._now()
@@ -267,7 +267,7 @@ class FuzzCampaign:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    async def _answered(self, reader: asyncio.StreamReader, request: Request, since: float) -> bool:
+    async def _answered(self, reader: asyncio.StreamReader, request: FuzzedRequest, since: float) -> bool:
         """Read the answer to a request; whether another can follow."""
         checker = self._checker
         try:
@@ -285,7 +285,7 @@ class FuzzCampaign:
             self._learn(request, read(body))
         return headers.get("connection") != "close" and not request.last
 
-    async def _send_again(self, request: Request, partial: bytes) -> None:
+    async def _send_again(self, request: FuzzedRequest, partial: bytes) -> None:
         """Send a request alone. A server may close a connection between two answers, which must be rare."""
         self._closed += 1
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=2**22)
@@ -301,7 +301,7 @@ class FuzzCampaign:
         if partial or not answered or self._closed > MOST_CLOSED:
             self._checker.blame("no answer", request, partial)
 
-    def _learn(self, request: Request, told: Any) -> None:
+    def _learn(self, request: FuzzedRequest, told: Any) -> None:
         """Take what the hub has made into what is known."""
         known = self._fuzzer.known
         if not isinstance(told, dict):

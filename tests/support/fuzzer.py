@@ -42,7 +42,7 @@ def websocket_frame(opcode: int, payload: bytes, *, fin: bool = True, mask: int 
 
 
 @dataclass(frozen=True)
-class Request:
+class FuzzedRequest:
     """An HTTP request as bytes."""
 
     raw: bytes
@@ -354,7 +354,7 @@ class Fuzzer:
 
     # HTTP ------------------------------------------------------------------------------------------------------------
 
-    def request(self) -> Request:
+    def request(self) -> FuzzedRequest:
         """A request for some route, or almost one."""
         quality, route, random = self.quality(), self.random.choice(ROUTES), self.random
         if quality == NOISE:
@@ -385,7 +385,7 @@ class Fuzzer:
             headers.append(f"Authorization: {scheme} {value}".encode("latin-1", "replace"))
         headers = [header for header in headers if b"\x1b" not in header and b"\x7f" not in header]
         raw, last = self._framed(method, path, headers, body, good="body" not in spoil)
-        return Request(raw, method, route, agent, quality, last)
+        return FuzzedRequest(raw, method, route, agent, quality, last)
 
     def _owner(self, route: Route) -> tuple[str, str]:
         """Who may use a route, and its token."""
@@ -448,10 +448,10 @@ class Fuzzer:
             head.append(b"Content-Length: " + str(len(body)).encode())
         return b"\r\n".join([*head, b"", body]), False
 
-    def _ill_request(self) -> Request:
+    def _ill_request(self) -> FuzzedRequest:
         raw = self.random.choice(ILL_HEADS)
         if self.random.random() < 0.3:
             raw = self.broken(raw[:2000])
         elif self.random.random() < 0.2:
             raw = self.random.randbytes(self.random.randint(1, 300))
-        return Request(raw, "", None, "", NOISE, last=True)
+        return FuzzedRequest(raw, "", None, "", NOISE, last=True)

@@ -9,11 +9,11 @@ import httpx
 
 from headgate import Limiter, ManualClock, MemoryStore
 from headgate.edges.asgi import App, Receive, Scope, Send
-from tests.support.asgi_server import Serving, serving
+from tests.support.asgi_server import AppServer, app_server
 from tests.support.valkey import PATIENCE
 
 
-async def hello(scope: Scope, receive: Receive, send: Send) -> None:
+async def greeting_app(scope: Scope, receive: Receive, send: Send) -> None:
     """Answers with the status that the path names, /404, or 200."""
     assert scope["type"] == "http"
     number = scope["path"].removeprefix("/")
@@ -27,14 +27,14 @@ def memory_limiter(limit: Any, clock: ManualClock | None = None, **options: Any)
 
 
 @contextmanager
-def client_of(server: Serving, **options: Any) -> Iterator[httpx.Client]:
+def http_client(server: AppServer, **options: Any) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=f"http://{server}", timeout=PATIENCE, **options) as client:
         yield client
 
 
 @contextmanager
-def served(app: App) -> Iterator[httpx.Client]:
-    with serving(app) as server, client_of(server) as client:
+def greeting_server(app: App) -> Iterator[httpx.Client]:
+    with app_server(app) as server, http_client(server) as client:
         yield client
 
 

@@ -6,34 +6,34 @@ from contextlib import contextmanager
 from typing import Any
 
 from headgate.hub.connections.guard import ConnectionGuard
-from tests.support.asgi_server import Serving, Threaded, serving
+from tests.support.asgi_server import AppServer, ThreadedServer, app_server
 from tests.support.attacks import HANDSHAKE
 
 
-async def answer(_scope: Any, _receive: Any, send: Any) -> None:
+async def plain_app(_scope: Any, _receive: Any, send: Any) -> None:
     """An application that answers every request at once."""
     await send({"type": "http.response.start", "status": 204, "headers": []})
     await send({"type": "http.response.body", "body": b""})
 
 
 @contextmanager
-def guarded(app: Any = answer, **bounds: Any) -> Iterator[tuple[Serving, ConnectionGuard]]:
+def guarded_server(app: Any = plain_app, **bounds: Any) -> Iterator[tuple[AppServer, ConnectionGuard]]:
     """A server with a guard, whose probe is /live."""
     guard = ConnectionGuard(app, probes=["/live"], **bounds)
     # uvloop may go on waiting for a TLS peer that has closed; like a hub, the server doesn't wait for that to its end.
-    with serving(guard, http=guard.protocol, timeout_graceful_shutdown=5) as server:
+    with app_server(guard, http=guard.protocol, timeout_graceful_shutdown=5) as server:
         yield server, guard
 
 
-def upgraded(server: Threaded, path: str = "/ws") -> socket.socket:
+def open_websocket(server: ThreadedServer, path: str = "/ws") -> socket.socket:
     """A WebSocket, after its handshake."""
-    connection = server.connected()
+    connection = server.connect()
     connection.sendall(f"GET {path} {HANDSHAKE}".encode())
     assert connection.recv(4096).startswith(b"HTTP/1.1 101")
     return connection
 
 
-def ended(connection: socket.socket) -> bytes:
+def read_to_end(connection: socket.socket) -> bytes:
     """What comes until the other side closes."""
     found = b""
     try:

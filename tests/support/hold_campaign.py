@@ -33,7 +33,7 @@ SLOTS: Final = 10
 Line = dict[str, Any]
 
 
-class Kind(NamedTuple):
+class LimitKind(NamedTuple):
     """Limits that are held together, under one name."""
 
     name: str
@@ -52,15 +52,15 @@ _BUCKET, _SLOTS = "20/second burst 40", f"{SLOTS} in flight"
 _WINDOW, _BUDGET = "60 per 2 seconds sliding", "400 tokens/calendar hour"
 
 KINDS: Final = [
-    Kind("mixed", f"{_BUCKET}; {_SLOTS}", {"bucket": _BUCKET, "slots": _SLOTS}, 3, lenient=True),
-    Kind("spent", f"{_BUCKET}; {_SLOTS}", {"full": _BUCKET, "spots": _SLOTS}, 2, gives_back=False),
-    Kind("window", _WINDOW, {"window": _WINDOW}, 2),
-    Kind("places", _SLOTS, {"places": _SLOTS}, 2),
-    Kind("budget", f"{_BUDGET}; {_SLOTS}", {"budget": _BUDGET, "seats": _SLOTS}, 2, key_seconds=5),
+    LimitKind("mixed", f"{_BUCKET}; {_SLOTS}", {"bucket": _BUCKET, "slots": _SLOTS}, 3, lenient=True),
+    LimitKind("spent", f"{_BUCKET}; {_SLOTS}", {"full": _BUCKET, "spots": _SLOTS}, 2, gives_back=False),
+    LimitKind("window", _WINDOW, {"window": _WINDOW}, 2),
+    LimitKind("places", _SLOTS, {"places": _SLOTS}, 2),
+    LimitKind("budget", f"{_BUDGET}; {_SLOTS}", {"budget": _BUDGET, "seats": _SLOTS}, 2, key_seconds=5),
 ]
 
 
-def declared(starts_of_hours: Sequence[int]) -> list[Line]:
+def declared_limits(starts_of_hours: Sequence[int]) -> list[Line]:
     """The limits as a history declares them."""
     slots = [{"limit": name, "kind": "slots", "most": SLOTS} for name in ("slots", "spots", "places", "seats")]
     buckets = [{"limit": name, "kind": "bucket", "capacity": 40, "refill": 20, "per": 1} for name in ("bucket", "full")]
@@ -94,7 +94,7 @@ class Record:
         self._lines.close()
 
 
-def recorded(file: Path) -> list[Line]:
+def read_record(file: Path) -> list[Line]:
     """The calls in a file, each as far as it is known. The last line may be torn."""
     lines: dict[int, Line] = {}
     for text in file.read_text().split("\n")[:-1]:
@@ -105,7 +105,7 @@ def recorded(file: Path) -> list[Line]:
 
 def orphans(file: Path) -> Iterator[Line]:
     """The holds that were granted, and that nobody has begun to end."""
-    calls = recorded(file)
+    calls = read_record(file)
     ended = {line["hold"] for line in calls if line["verb"] in ("settle", "cancel")}
     return (line for line in calls if line["verb"] == "hold" and line["said"] == "passed" and line["hold"] not in ended)
 
@@ -139,7 +139,7 @@ class LimiterHolder(Holder):
             part: Limiter(text, store=store, name=kind.name) for kind in KINDS for part, text in kind.parts.items()
         }
 
-    def key_of(self, kind: Kind) -> str:
+    def key_of(self, kind: LimitKind) -> str:
         turn = int(time.monotonic() / kind.key_seconds) if kind.key_seconds else 0
         return f"{kind.name}-{turn}-{self._chance.randrange(kind.keys)}"
 
@@ -154,13 +154,13 @@ class LimiterHolder(Holder):
                 await self.use(kind, *held)
             await self.pause(0.02, 0.2)
 
-    async def peek(self, kind: Kind, key: str) -> None:
+    async def peek(self, kind: LimitKind, key: str) -> None:
         part = self._chance.choice(list(kind.parts))
         begun = self._record.begin({"verb": "peek", "key": key, "limits": [part]})
         decision = await self._parts[part].apeek(key)
-        self._record.end(begun, said(decision), remaining=decision.remaining)
+        self._record.end(begun, verdict(decision), remaining=decision.remaining)
 
-    async def hold(self, kind: Kind, key: str, hold_id: str) -> tuple[Hold, int] | None:
+    async def hold(self, kind: LimitKind, key: str, hold_id: str) -> tuple[Hold, int] | None:
         """A hold and its cost, if it is granted. Now and then it is asked for twice."""
         cost, lease = self._chance.randint(1, 5), round(self._chance.uniform(LEASE / 3, LEASE), 3)
         on_expiry: Literal["keep", "release"] = "release" if self.may(kind, 0.3) else "keep"
@@ -178,14 +178,14 @@ class LimiterHolder(Holder):
             except HoldError:
                 self._record.end(begun, "refused")
                 return None
-            self._record.end(begun, said(hold.decision) if hold else "denied")
+            self._record.end(begun, verdict(hold.decision) if hold else "denied")
         return (hold, cost) if hold else None
 
-    def may(self, kind: Kind, share: float) -> bool:
+    def may(self, kind: LimitKind, share: float) -> bool:
         """Whether to do what gives something back, in this share of cases."""
         return kind.gives_back and self._chance.random() < share
 
-    async def use(self, kind: Kind, hold: Hold, cost: int) -> None:
+    async def use(self, kind: LimitKind, hold: Hold, cost: int) -> None:
         """Do something with a hold, and end it, or leave it behind."""
         await self.pause(0, 0.1)
         if self._chance.random() < 0.15:
@@ -228,12 +228,12 @@ class LimiterHolder(Holder):
         except HoldError:
             told = "refused"
         else:
-            told = said(decision) if line["verb"] == "extend" else "passed"
+            told = verdict(decision) if line["verb"] == "extend" else "passed"
         self._record.end(begun, told)
         return told
 
 
-def said(decision: Decision) -> str:
+def verdict(decision: Decision) -> str:
     assert not decision.degraded
     return "passed" if decision else "denied"
 

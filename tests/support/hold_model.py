@@ -40,7 +40,7 @@ class Hold:
         return not self.ended and now < self.end
 
 
-class Model:
+class HoldModel:
     """Decides each call at its instant, by adding up all that was ever taken."""
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class Model:
 def random_history(seed: int, count: int, *, jitter: int = 0, killed: float = 0.0) -> tuple[dict[str, Any], ...]:
     """An honest history: exact, or with calls that last, in the order of their ends; some callers are killed."""
     dice = random.Random(seed)
-    model, now, calls = Model(), 0, []
+    model, now, calls = HoldModel(), 0, []
     ends: dict[str, dict[str, Any]] = {}
     for index in range(count):
         now += dice.choice([0, 0, 1, 333_333, 333_333, SECOND // 2, SECOND, 2 * SECOND])
@@ -179,7 +179,7 @@ def random_history(seed: int, count: int, *, jitter: int = 0, killed: float = 0.
     return (*LIMITS, *calls)
 
 
-def _random_call(dice: random.Random, model: Model, ends: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+def _random_call(dice: random.Random, model: HoldModel, ends: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
     key = dice.choice("ab")
     verb = dice.choice(VERBS)
     if verb in ("settle", "cancel", "extend") and model.holds:

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from tests.support.hold_campaign import Line, microseconds, recorded
+from tests.support.hold_campaign import Line, microseconds, read_record
 from tests.support.module_process import ROOT
-from tests.support.redis_store import time_of
-from tests.support.valkey import Server, wait_for
+from tests.support.redis_store import server_time
+from tests.support.valkey import ValkeyServer, wait_for
 from tools.check_history import check_history
 
 KILLS = int(os.environ.get("HOLD_KILLS", "16"))
@@ -22,7 +22,7 @@ HOLDERS = 8
 HOUR = 3_600_000_000  # microseconds
 
 
-class Kind(Protocol):
+class KeyKind(Protocol):
     """What some holds have in common. The keys of a kind begin with its name."""
 
     @property
@@ -32,7 +32,7 @@ class Kind(Protocol):
     def lenient(self) -> bool: ...
 
 
-def judge(calls: Iterable[Line], limits: list[Line], kinds: Sequence[Kind], folder: Path) -> None:
+def judge(calls: Iterable[Line], limits: list[Line], kinds: Sequence[KeyKind], folder: Path) -> None:
     """Expect that the calls on each key can be explained."""
     by_key: dict[str, list[Line]] = defaultdict(list)
     for line in calls:
@@ -56,15 +56,15 @@ def judge(calls: Iterable[Line], limits: list[Line], kinds: Sequence[Kind], fold
 
 def starts_of_hours(raw: Any) -> list[int]:
     """The next starts of hours by a server's clock, as monotonic time."""
-    ahead = time_of(raw) - microseconds()
-    first = time_of(raw) // HOUR + 1
+    ahead = server_time(raw) - microseconds()
+    first = server_time(raw) // HOUR + 1
     return [(first + number) * HOUR - ahead for number in range(3)]
 
 
 class Holders:
     """Processes that hold, and the files in which they write that down."""
 
-    def __init__(self, module: str, nodes: list[Server], folder: Path, written: int) -> None:
+    def __init__(self, module: str, nodes: list[ValkeyServer], folder: Path, written: int) -> None:
         self.module, self.folder, self.written = module, folder, written
         self.url = "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)
         self.running: dict[int, subprocess.Popen[bytes]] = {}
@@ -137,5 +137,5 @@ class Holders:
         return [
             {**line, "returned": gone} if line["returned"] is None else line
             for number, gone in self.gone.items()
-            for line in recorded(self.file(number))
+            for line in read_record(self.file(number))
         ]

@@ -4,13 +4,13 @@ import asyncio
 import socket
 
 
-def listens(port: int) -> bool:
+def is_listening(port: int) -> bool:
     """Whether a port is open."""
     with socket.socket() as one:
         return one.connect_ex(("127.0.0.1", port)) == 0
 
 
-def statuses(count: int, *ports: int) -> list[int]:
+def get_statuses(count: int, *ports: int) -> list[int]:
     """The statuses that `count` clients of each server get, all at once, sorted."""
     return sorted(asyncio.run(_many(count, ports)))
 

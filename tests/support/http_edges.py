@@ -16,10 +16,14 @@ from werkzeug.serving import make_server
 
 from headgate.edges import asgi, wsgi
 from headgate.edges.fastapi import RateLimit
-from tests.support.asgi_server import serving
+from tests.support.asgi_server import app_server
 from tests.support.valkey import PATIENCE
 
 MORE = b"more" * 10_000
+
+
+class HandlerError(Exception):
+    """What a handler raises."""
 
 
 class Edge:
@@ -42,7 +46,7 @@ class Edge:
 
 class AsgiEdge(Edge):
     def serve(self) -> AbstractContextManager[int]:
-        return _serving(asgi.RateLimitMiddleware(self.app(), **self.options))
+        return _port_of_app(asgi.RateLimitMiddleware(self.app(), **self.options))
 
     def app(self, *dependencies: Any) -> FastAPI:
         app = FastAPI(dependencies=dependencies, default_response_class=PlainTextResponse)
@@ -75,18 +79,18 @@ class AsgiEdge(Edge):
 
 class FastapiEdge(AsgiEdge):
     def serve(self) -> AbstractContextManager[int]:
-        return _serving(self.app(Depends(RateLimit(**self.options))))
+        return _port_of_app(self.app(Depends(RateLimit(**self.options))))
 
 
 @contextmanager
-def _serving(app: Any) -> Iterator[int]:
-    with serving(app, proxy_headers=False, backlog=300) as server:
+def _port_of_app(app: Any) -> Iterator[int]:
+    with app_server(app, proxy_headers=False, backlog=300) as server:
         yield server.port
 
 
 class WsgiEdge(Edge):
     def serve(self) -> AbstractContextManager[int]:
-        return serving_wsgi(wsgi.RateLimitMiddleware(self._answer, **self.options))
+        return wsgi_server(wsgi.RateLimitMiddleware(self._answer, **self.options))
 
     def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"].removeprefix("/")
@@ -110,7 +114,7 @@ class WsgiEdge(Edge):
 
 
 @contextmanager
-def serving_wsgi(app: Any) -> Iterator[int]:
+def wsgi_server(app: Any) -> Iterator[int]:
     """Serve a WSGI application by werkzeug until the block ends; its port."""
     server = make_server("127.0.0.1", 0, app, threaded=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

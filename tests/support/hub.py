@@ -15,14 +15,14 @@ from headgate.hub.app import Hub
 from headgate.hub.config_file import ConfigFile
 from headgate.hub.server import Server, server_config, tls_context
 from headgate.hub.settings import HubSettings
-from tests.support.asgi_server import Threaded, Unsignalled
+from tests.support.asgi_server import ServerWithoutSignals, ThreadedServer
 from tests.support.valkey import PATIENCE
 
 ADMIN = "the-admin-token-of-the-tests"
 VIEWER = "the-viewer-token-of-the-tests"
 
 
-class _Server(Unsignalled, Server):  # type: ignore[misc]
+class _Server(ServerWithoutSignals, Server):  # type: ignore[misc]
     """The hub's own."""
 
 
@@ -47,7 +47,7 @@ class AgentConnection:
 
 
 @contextmanager
-def identified(where: object, name: str, token: str) -> Iterator[AgentConnection]:
+def agent_connection(where: object, name: str, token: str) -> Iterator[AgentConnection]:
     """A WebSocket of an agent, identified, at a host and port."""
     with connect(f"ws://{where}/ws", compression=None, proxy=None, open_timeout=PATIENCE) as socket:
         wire = AgentConnection(socket)
@@ -69,7 +69,7 @@ class UnfinishedRequest:
         return response.status
 
 
-class Running(Threaded):
+class HubServer(ThreadedServer):
     """A hub that runs."""
 
     def __init__(
@@ -104,11 +104,11 @@ class Running(Threaded):
         return httpx.Client(base_url=f"http://{self}", headers=headers, timeout=PATIENCE, trust_env=False, verify=False)
 
     @contextmanager
-    def unfinished(self, token: str, path: str, body: Any) -> Iterator[UnfinishedRequest]:
+    def unfinished_post(self, token: str, path: str, body: Any) -> Iterator[UnfinishedRequest]:
         """A request that the hub has authenticated: it asks for the body only then."""
         content = json.dumps(body).encode()
         head = f"Host: {self}\r\nAuthorization: Bearer {token}\r\nContent-Length: {len(content)}\r\n"
-        with self.connected() as raw:
+        with self.connect() as raw:
             raw.sendall(f"POST {path} HTTP/1.1\r\n{head}Expect: 100-continue\r\n\r\n".encode())
             assert raw.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
             yield UnfinishedRequest(raw, content)
@@ -125,7 +125,7 @@ class Running(Threaded):
 
     def agent(self, name: str, token: str | None = None) -> AbstractContextManager[AgentConnection]:
         """A WebSocket of an agent, registered if it has no token, and identified."""
-        return identified(self, name, self.register(name) if token is None else token)
+        return agent_connection(self, name, self.register(name) if token is None else token)
 
     @contextmanager
     def agent_and_http(self, name: str) -> Iterator[tuple[AgentConnection, httpx.Client]]:
@@ -141,16 +141,16 @@ def hub_settings(**changes: Any) -> HubSettings:
 
 
 @contextmanager
-def running(
+def hub_server(
     policy: Policy | None = None,
     *,
     store: MemoryStore | RedisStore | None = None,
     gate: type[Gate] = Gate,
     config: ConfigFile | None = None,
     **changes: Any,
-) -> Iterator[Running]:
+) -> Iterator[HubServer]:
     """A hub with these changes to its settings, until the block ends."""
-    hub = Running(hub_settings(**changes), policy, store, gate, config)
+    hub = HubServer(hub_settings(**changes), policy, store, gate, config)
     try:
         yield hub
     finally:

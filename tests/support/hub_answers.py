@@ -152,3 +152,13 @@ ANSWERS: dict[str, tuple[list[str], Any]] = {
 One after the other, all of them work at a hub that has an agent `a`; so what takes away comes last. A word in capitals
 is none of the command's, but tells two forms of it apart.
 """
+
+
+def verdict(**different: Any) -> dict[str, Any]:
+    """What a hub answers to a check of the tier light that leaves one token, with some differences."""
+    ordinary = {
+        "agent_id": "planner", "channel": "ws", "tier": "light", "outcome": "allow", "remaining": 1, "capacity": 2,
+        "limit": "2/minute", "retry_after_ms": 0, "exempt": False, "violations": 0, "would_be": None,
+        "degraded": False,
+    }  # fmt: skip
+    return ordinary | different

@@ -11,7 +11,7 @@ from websockets.sync.client import connect
 
 from tests.support.fuzz_campaign import AGENTS
 from tests.support.hub import VIEWER
-from tests.support.hub_process import ADMIN, ELSEWHERE, RAISED, Program
+from tests.support.hub_process import ADMIN, ELSEWHERE, RAISED, HubProcess
 from tests.support.valkey import PATIENCE
 
 UNLIMITED = f"""{RAISED}
@@ -24,7 +24,7 @@ MOST_MEMORY = 100e6
 
 
 @contextmanager
-def fuzzed(folder: Path, config: str) -> Iterator[tuple[Program, dict[str, str], list[str]]]:
+def fuzzed_hub(folder: Path, config: str) -> Iterator[tuple[HubProcess, dict[str, str], list[str]]]:
     """A hub, its agents, and a list for what is wrong.
 
     In the end nothing is, the hub still works, has grown little, has logged no mistake and no token, and stops.
@@ -33,27 +33,27 @@ def fuzzed(folder: Path, config: str) -> Iterator[tuple[Program, dict[str, str],
     file.write_text(config)
     environment = {"HEADGATE_VIEWER_TOKEN": VIEWER}
     problems: list[str] = []
-    hub = Program(folder / "data", "--config", str(file), "--log-format", "json", environment=environment)
+    hub = HubProcess(folder / "data", "--config", str(file), "--log-format", "json", environment=environment)
     try:
         with hub.http() as client:
-            tokens = {name: registered(client, name) for name in (*AGENTS, "victim-1")}
+            tokens = {name: register_agent(client, name) for name in (*AGENTS, "victim-1")}
         with hub.http(tokens[AGENTS[0]]) as client:
             assert client.post("/api/channels", json={"name": "plans"}).status_code == 201
         before = hub.memory()
         yield hub, {name: tokens[name] for name in AGENTS}, problems
         grown = hub.memory() - before
         if not problems:
-            works(hub)
+            check_hub_works(hub)
     finally:
         code = hub.stop()
-    problems += mistakes(hub.err, (ADMIN, VIEWER, *tokens.values()))
+    problems += logged_mistakes(hub.err, (ADMIN, VIEWER, *tokens.values()))
     print(f"memory +{grown / 1e6:.1f} MB; {len(hub.err):,} lines of log")
     assert not problems, "\n".join(problems[:20])
     assert code == 0
     assert grown < MOST_MEMORY, f"{grown:,} bytes more"
 
 
-def mistakes(log: Iterable[str], secrets: Iterable[str] = ()) -> list[str]:
+def logged_mistakes(log: Iterable[str], secrets: Iterable[str] = ()) -> list[str]:
     """The lines of a hub's log, in JSON, that tell of a mistake of its own or contain a secret."""
     found = []
     for line in log:
@@ -64,18 +64,18 @@ def mistakes(log: Iterable[str], secrets: Iterable[str] = ()) -> list[str]:
     return found
 
 
-def registered(client: httpx.Client, name: str) -> str:
+def register_agent(client: httpx.Client, name: str) -> str:
     answer = client.post("/api/admin/agents", json={"agent_id": name})
     return str(answer.raise_for_status().json()["token"])
 
 
-def works(hub: Program) -> None:
+def check_hub_works(hub: HubProcess) -> None:
     """A new agent, at another address than those before it, can do what agents do."""
     with hub.http(address=ELSEWHERE) as client:
         health = client.get("/api/health").json()
         assert health["status"] == "ok", health
         name = channel = "fresh"
-        token = registered(client, name)
+        token = register_agent(client, name)
         exempt = client.post("/api/admin/rate-limits/whitelist", json={"agent_id": name})  # from limits that were set
         assert exempt.is_success, exempt.text
         for _ in range(len(AGENTS) + 1):  # some may go to agents whose end the hub hasn't noticed yet

@@ -2,21 +2,29 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager, asynccontextmanager
 from functools import wraps
 from inspect import Signature, signature
 from random import Random
 from typing import Any, TypeVar
 
 import pytest
+from websockets.asyncio.server import ServerConnection, serve
 
 from headgate import ManualClock, Policy
 from headgate.client import Denial, HubClient, RelayClient, RelayMessage
-from tests.support.event_loop import run, until
-from tests.support.hub import Running, running
+from headgate.proto import envelope_pb2 as wire
+from tests.support.event_loop import holds_for_turns, run, wait_until
+from tests.support.hub import HubServer, hub_server
+from tests.support.valkey import PATIENCE
 
 T = TypeVar("T")
+WELCOMES: dict[str, str | bytes] = {
+    "hub": '{"type": "identified"}',
+    "relay": wire.Envelope(type=wire.MESSAGE_TYPE_WELCOME, welcome=wire.Welcome()).SerializeToString(),
+}
+"""The first frames of a server, by the kind of client."""
 
 
 class Denials(list[tuple[int, Denial]]):
@@ -29,13 +37,13 @@ class Denials(list[tuple[int, Denial]]):
         self.append((self._clock.now(), denial))
 
 
-def relay_client(hub: Running, name: str, token: str | None = None, **options: Any) -> RelayClient:
+def relay_client(hub: HubServer, name: str, token: str | None = None, **options: Any) -> RelayClient:
     """An agent on the relay, registered if it has no token."""
     token = hub.register(name) if token is None else token
     return RelayClient(f"http://{hub}", name, token, **{"clock": hub.clock, "random": Random(name), **options})
 
 
-def hub_client(hub: Running, name: str, token: str | None = None, **options: Any) -> HubClient:
+def hub_client(hub: HubServer, name: str, token: str | None = None, **options: Any) -> HubClient:
     """An agent at `/ws`, registered if it has no token."""
     token = hub.register(name) if token is None else token
     return HubClient(f"http://{hub}", name, token, **{"clock": hub.clock, "random": Random(name), **options})
@@ -58,9 +66,9 @@ class RelayKind:
     """The code that answers a message to nobody."""
 
     @staticmethod
-    def limited() -> AbstractContextManager[Running]:
+    def limited() -> AbstractContextManager[HubServer]:
         """A hub that lets one message pass at a time."""
-        return running(relay_rate_burst="1")
+        return hub_server(relay_rate_burst="1")
 
     @staticmethod
     async def send(client: Any, to: str, body: str, *, wait: bool = True) -> None:
@@ -82,8 +90,8 @@ class HubKind:
     undeliverable = "unknown_agent"
 
     @staticmethod
-    def limited() -> AbstractContextManager[Running]:
-        return running(Policy(limits={"normal": "1/minute"}))
+    def limited() -> AbstractContextManager[HubServer]:
+        return hub_server(Policy(limits={"normal": "1/minute"}))
 
     @staticmethod
     async def send(client: Any, to: str, body: str, *, wait: bool = True) -> None:
@@ -105,28 +113,28 @@ both_clients = pytest.mark.parametrize("kind", [RelayKind, HubKind], ids=["relay
 AsyncTest = Callable[..., Coroutine[Any, Any, None]]
 
 
-def at_hub(policy: Policy | None = None, **settings: Any) -> Callable[[AsyncTest], Callable[..., None]]:
+def with_hub(policy: Policy | None = None, **settings: Any) -> Callable[[AsyncTest], Callable[..., None]]:
     """Run an async test in a loop of its own, with a hub of these settings as its argument `hub`."""
-    return lambda test: _at(test, lambda _: running(policy, **settings))
+    return lambda test: _with_hub_from(test, lambda _: hub_server(policy, **settings))
 
 
-def at_limited_hub(test: AsyncTest) -> Callable[..., None]:
+def with_limited_hub(test: AsyncTest) -> Callable[..., None]:
     """Run an async test of a kind of client, with a hub that lets one message pass at a time."""
-    return _at(test, lambda kind: kind.limited())
+    return _with_hub_from(test, lambda kind: kind.limited())
 
 
-def _at(test: AsyncTest, start: Callable[[Any], AbstractContextManager[Running]]) -> Callable[..., None]:
+def _with_hub_from(test: AsyncTest, start: Callable[[Any], AbstractContextManager[HubServer]]) -> Callable[..., None]:
     @wraps(test)
-    def with_hub(**arguments: Any) -> None:
+    def run_with_hub(**arguments: Any) -> None:
         with start(arguments.get("kind")) as hub:
             run(test(hub=hub, **arguments))
 
     parameters = [one for name, one in signature(test).parameters.items() if name != "hub"]
-    with_hub.__signature__ = Signature(parameters)  # type: ignore[attr-defined] # the fixtures that pytest passes
-    return with_hub
+    run_with_hub.__signature__ = Signature(parameters)  # type: ignore[attr-defined] # the fixtures that pytest passes
+    return run_with_hub
 
 
-async def in_time(clock: ManualClock, client: RelayClient | HubClient, work: Awaitable[T]) -> T:
+async def advance_until_done(clock: ManualClock, client: RelayClient | HubClient, work: Awaitable[T]) -> T:
     """Await the work of a client; whenever it holds everything back, advance the clock to the end of its wait."""
     task = asyncio.ensure_future(work)
 
@@ -135,24 +143,17 @@ async def in_time(clock: ManualClock, client: RelayClient | HubClient, work: Awa
             clock.advance(delay)
         return task.done()
 
-    await until(moved, "the work")
+    await wait_until(moved, "the work")
     return await task
 
 
-async def stays(condition: Callable[[], object], turns: int = 60) -> bool:
-    """Whether something still holds after several turns of the loop."""
-    for _ in range(turns):
-        if not condition():
-            return False
-        await asyncio.sleep(0.0005)
-    return True
-
-
-async def reconnects_when_told(hub: Running, client: RelayClient | HubClient, caplog: pytest.LogCaptureFixture) -> None:
+async def check_reconnects_when_told(
+    hub: HubServer, client: RelayClient | HubClient, caplog: pytest.LogCaptureFixture
+) -> None:
     """Stop a hub, and check that a client reconnects after the wait that it was told, and not before."""
     await asyncio.to_thread(hub.stop)
-    await until(lambda: not client.connected, "the end")
-    await until(lambda: "no connection" in caplog.text, "that it says so")
+    await wait_until(lambda: not client.connected, "the end")
+    await wait_until(lambda: "no connection" in caplog.text, "that it says so")
     found = re.search(r"closed with 1012 'restarting; retry in (\d+) ms'\"; trying again in", caplog.text)
     assert found is not None
     told = int(found[1]) / 1000
@@ -165,7 +166,14 @@ async def reconnects_when_told(hub: Running, client: RelayClient | HubClient, ca
 
     async with await asyncio.start_server(knocked, "127.0.0.1", hub.port):
         hub.clock.advance(told - 0.000001)
-        assert await stays(lambda: not knocks)
+        assert await holds_for_turns(lambda: not knocks)
         hub.clock.advance(told * 0.1 + 0.000001)
-        await until(lambda: knocks, "that it comes back")
+        await wait_until(lambda: knocks, "that it comes back")
         await client.close(0)
+
+
+@asynccontextmanager
+async def websocket_url(handle: Callable[[ServerConnection], Awaitable[None]]) -> AsyncIterator[str]:
+    """The URL of a server that handles connections in this way. The block has a deadline."""
+    async with asyncio.timeout(5 * PATIENCE), serve(handle, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"

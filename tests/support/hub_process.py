@@ -35,7 +35,7 @@ heavy = "{PLENTY}"
 """Part of a policy file: nothing is limited."""
 
 
-class Program:
+class HubProcess:
     """A hub that was started by its command. As text it is its host and port."""
 
     def __init__(self, data: Path, *options: str, environment: Mapping[str, str | None] | None = None) -> None:
@@ -117,9 +117,9 @@ def _collect(stream: Iterator[str], lines: list[str]) -> None:
 
 
 @contextmanager
-def program(data: Path, *options: str, environment: Mapping[str, str | None] | None = None) -> Iterator[Program]:
+def hub_process(data: Path, *options: str, environment: Mapping[str, str | None] | None = None) -> Iterator[HubProcess]:
     """A hub, until the block ends, with these variables, or without those that are None."""
-    hub = Program(data, *options, environment=environment)
+    hub = HubProcess(data, *options, environment=environment)
     try:
         yield hub
     finally:

@@ -9,6 +9,10 @@ from types import FrameType
 WEAK_SET_CALLBACK = weakref.WeakSet()._remove.__code__  # type: ignore[attr-defined]
 
 
+class Interrupted(BaseException):
+    """As `gevent.Timeout` is, and `KeyboardInterrupt`."""
+
+
 def interrupt(step: int, work: Callable[[], object], error: type[BaseException]) -> bool:
     """Interrupt work at one of the points at which Python runs signal handlers; whether there were that many.
 

@@ -12,7 +12,7 @@ YEAR = 365 * DAY * 10**6
 MICROSECOND = Fraction(1, 1_000_000)
 
 
-def spread(low: int, high: int) -> st.SearchStrategy[int]:
+def numbers_of_any_size(low: int, high: int) -> st.SearchStrategy[int]:
     """Whole numbers of any magnitude, and round ones among them."""
     magnitudes = [10**digits for digits in range(19) if low <= 10**digits <= high]
     of_one_magnitude = st.sampled_from([low, *magnitudes]).flatmap(
@@ -25,8 +25,8 @@ def spread(low: int, high: int) -> st.SearchStrategy[int]:
 def bucket_parts(draw: st.DrawFn) -> tuple[int, Fraction, Fraction]:
     """Capacity, refill and per: from 1 in 30 days to 10 million a second, up to 10^9 at once."""
     per = draw(st.sampled_from([1, 60, 300, 3600, DAY, 30 * DAY]))
-    refill = draw(spread(1, 10_000_000 * per))
-    return draw(spread(1, 10**9)), Fraction(refill), Fraction(per)
+    refill = draw(numbers_of_any_size(1, 10_000_000 * per))
+    return draw(numbers_of_any_size(1, 10**9)), Fraction(refill), Fraction(per)
 
 
 @st.composite

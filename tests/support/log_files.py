@@ -39,7 +39,7 @@ def access_line(
     return f'{parts["address"]} - {user} [{time}] "{parts["request"]}" {parts["status"]} 17 "-" "curl/8.5"'
 
 
-def replayed(*logs: str, policy: Policy | None = None, other: Policy | None = None, **options: Any) -> Report:
+def replay_report(*logs: str, policy: Policy | None = None, other: Policy | None = None, **options: Any) -> Report:
     """The report of a replay. `options` are those of `replay` and of `LogOptions`."""
     own = {name: options.pop(name) for name in ("share", "worst", "on_progress") if name in options}
     policies = {"now": policy or Policy()} | ({} if other is None else {"next": other})

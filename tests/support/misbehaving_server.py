@@ -25,7 +25,7 @@ from typing import Any, Final
 from websockets.frames import Opcode
 from websockets.http11 import Request
 
-from tests.support.websocket_peer import KINDS, Frames, Peer, listening, serve_until_stdin_ends
+from tests.support.websocket_peer import KINDS, Frames, Peer, serve_until_stdin_ends, websocket_server
 
 _CLOSE_CODES: Final = (999, 1000, 1001, 1002, 1004, 1006, 1007, 1008, 1011, 1012, 1013, 3000, 4000, 4999, 5000)
 _REASONS: Final = (
@@ -75,12 +75,12 @@ class MisbehavingServer:
             if number < self.bad_connections:
                 await _BadConnection(self, number, peer, request).run()
             else:
-                await _Connection(self, number, peer, request).run()
+                await _GoodConnection(self, number, peer, request).run()
         except _Over:
             peer.cut()
 
 
-class _Connection:
+class _GoodConnection:
     """One that behaves: it welcomes, and accepts and acknowledges everything."""
 
     def __init__(self, server: MisbehavingServer, number: int, peer: Peer, request: Request) -> None:
@@ -110,7 +110,7 @@ class _Connection:
         await self._peer.send(self._frames.acknowledgement(frame_id), share)
 
 
-class _BadConnection(_Connection):
+class _BadConnection(_GoodConnection):
     """One that does something else at every step, by the seed and its number."""
 
     def __init__(self, server: MisbehavingServer, number: int, peer: Peer, request: Request) -> None:
@@ -301,7 +301,7 @@ async def misbehaving_server() -> AsyncIterator[int]:
         else:
             await server.serve(peer, request)
 
-    async with listening(serve) as port:
+    async with websocket_server(serve) as port:
         yield port
 
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @asynccontextmanager
-async def started(module: str, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def module_process(module: str, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """A program, with pipes to and from it, that must have ended well by the end of the block."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     process = await asyncio.create_subprocess_exec(

@@ -12,7 +12,7 @@ import httpx
 from headgate import Limiter, ManualClock, MemoryStore
 from headgate.client.http import ObeyingTransport
 from headgate.edges.asgi import RateLimitMiddleware
-from tests.support.asgi_server import serving
+from tests.support.asgi_server import app_server
 from tests.support.valkey import PATIENCE
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -81,7 +81,7 @@ class AsyncCountingTransport(httpx.AsyncBaseTransport):
         await self._sender.aclose()
 
 
-class Server:
+class RecordingServer:
     """Records what an application answers, and when. As text it is its URL."""
 
     def __init__(self, app: Callable[..., Awaitable[None]], clock: ManualClock) -> None:
@@ -97,7 +97,7 @@ class Server:
         return self.url
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        async def sending(message: dict[str, Any]) -> None:
+        async def record_and_send(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 self.answered.append(message["status"])
             await send(message)
@@ -105,14 +105,14 @@ class Server:
         self.moments.append(self._clock.now() / 1_000_000)
         self.paths.append(scope["path"])
         self.peers.add(scope["client"][1])
-        await self._app(scope, receive, sending)
+        await self._app(scope, receive, record_and_send)
 
 
-async def hello(_scope: dict[str, Any], _receive: Receive, send: Send) -> None:
-    await answer(send, 200)
+async def hello_app(_scope: dict[str, Any], _receive: Receive, send: Send) -> None:
+    await send_answer(send, 200)
 
 
-async def answer(send: Send, status: int, headers: Headers | None = None, body: bytes = b"hello") -> None:
+async def send_answer(send: Send, status: int, headers: Headers | None = None, body: bytes = b"hello") -> None:
     encoded = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
     encoded.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": encoded})
@@ -121,7 +121,7 @@ async def answer(send: Send, status: int, headers: Headers | None = None, body: 
 
 def headgate_app(limit: str, clock: ManualClock) -> Callable[..., Awaitable[None]]:
     limiter = Limiter(limit, store=MemoryStore(clock=clock))
-    return RateLimitMiddleware(hello, limiter=limiter)
+    return RateLimitMiddleware(hello_app, limiter=limiter)
 
 
 def fixed_window_app(quota: int, seconds: int, clock: ManualClock) -> Callable[..., Awaitable[None]]:
@@ -134,12 +134,16 @@ def fixed_window_app(quota: int, seconds: int, clock: ManualClock) -> Callable[.
         counted[window] = used = counted.get(window, 0) + 1
         headers = {"x-ratelimit-limit": str(quota), "x-ratelimit-remaining": str(max(quota - used, 0))}
         headers["x-ratelimit-reset"] = reset
-        await (answer(send, 429, {**headers, "retry-after": reset}) if used > quota else answer(send, 200, headers))
+        await (
+            send_answer(send, 429, {**headers, "retry-after": reset})
+            if used > quota
+            else send_answer(send, 200, headers)
+        )
 
     return app
 
 
-class Script:
+class ScriptedApp:
     """Gives prepared answers one after the other, then 200; keeps the bodies of requests."""
 
     def __init__(self, *answers: tuple[int, Headers]) -> None:
@@ -153,19 +157,21 @@ class Script:
             body, more = body + message.get("body", b""), message.get("more_body", False)
         self.bodies.append(body)
         status, headers = next(self._answers, (200, {}))
-        await answer(send, status, headers, body=f"answer {len(self.bodies)}".encode())
+        await send_answer(send, status, headers, body=f"answer {len(self.bodies)}".encode())
 
 
 @contextmanager
-def served(app: Callable[..., Awaitable[None]], clock: ManualClock, **options: Any) -> Iterator[Server]:
-    server = Server(app, clock)
-    with serving(server, timeout_keep_alive=PATIENCE, **options) as address:
+def recording_server(
+    app: Callable[..., Awaitable[None]], clock: ManualClock, **options: Any
+) -> Iterator[RecordingServer]:
+    server = RecordingServer(app, clock)
+    with app_server(server, timeout_keep_alive=PATIENCE, **options) as address:
         server.url, server.call = f"http://{address}", address.call
         yield server
 
 
 @contextmanager
-def obeying(clock: SimulatedClock, **options: Any) -> Iterator[httpx.Client]:
+def obeying_client(clock: SimulatedClock, **options: Any) -> Iterator[httpx.Client]:
     chosen = {"random": random.Random(7).random, **options}
     with patient_client(ObeyingTransport(CountingTransport(clock), clock=clock, **chosen)) as client:
         yield client

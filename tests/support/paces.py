@@ -22,7 +22,7 @@ def answer(
     return pace.answer(sent, round(now * SECOND), status, headers, jitter)
 
 
-def known(*answers: RateLimitHeaders) -> Pace:
+def pace_after(*answers: RateLimitHeaders) -> Pace:
     """A pace after some requests, one after the other."""
     pace = Pace()
     for headers in answers:

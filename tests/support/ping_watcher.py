@@ -12,8 +12,8 @@ from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.support.event_loop import until
-from tests.support.hub_process import ELSEWHERE, Program
+from tests.support.event_loop import wait_until
+from tests.support.hub_process import ELSEWHERE, HubProcess
 
 NAME = "watcher"
 INTERVAL = 0.02
@@ -62,7 +62,7 @@ async def _first(work: "asyncio.Future[Any]", tasks: list[asyncio.Task[None]]) -
 class PingWatcher:
     """Sends pings at a steady rate, whether or not the ones before are answered, so that a stall delays many."""
 
-    def __init__(self, hub: Program) -> None:
+    def __init__(self, hub: HubProcess) -> None:
         self._hub = hub
         self._token = hub.register(NAME)
         self._pending: dict[int, tuple[float, float]] = {}
@@ -98,7 +98,7 @@ class PingWatcher:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
         last = max(self._pending, default=-1)
-        answered = until(lambda: not any(number <= last for number in self._pending), "the last pongs")
+        answered = wait_until(lambda: not any(number <= last for number in self._pending), "the last pongs")
         await _first(asyncio.ensure_future(answered), tasks)
         return found
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-def held(port: int = 0) -> socket.socket:
+def reserve_port(port: int = 0) -> socket.socket:
     """A socket that reserves a free port: nothing listens there, and nobody else gets it until it is closed.
 
     A test may start a server on it: the socket is bound with SO_REUSEADDR.
@@ -20,18 +20,18 @@ def held(port: int = 0) -> socket.socket:
     return one
 
 
-def held_for_cluster() -> tuple[socket.socket, socket.socket]:
+def reserve_cluster_ports() -> tuple[socket.socket, socket.socket]:
     """A port, and the one 10,000 above it, on which a node of a cluster talks to the others."""
     while True:
-        one = held()
+        one = reserve_port()
         try:
-            return one, held(one.getsockname()[1] + 10_000)
+            return one, reserve_port(one.getsockname()[1] + 10_000)
         except (OSError, OverflowError):  # it is taken, or there is none
             one.close()
 
 
 @contextmanager
-def nobody() -> Iterator[int]:
+def unused_port() -> Iterator[int]:
     """Such a port, until the block ends."""
-    with held() as one:
+    with reserve_port() as one:
         yield one.getsockname()[1]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.hub import VIEWER, Running
+from tests.support.hub import VIEWER, HubServer
 
 DOCS = Path(__file__).parents[2] / "docs"
 Series = tuple[str, frozenset[tuple[str, str]]]
@@ -21,7 +21,7 @@ def samples(text: str) -> dict[Series, float]:
     return found
 
 
-def scrape(hub: Running) -> dict[Series, float]:
+def scrape(hub: HubServer) -> dict[Series, float]:
     with hub.http(VIEWER) as viewer:
         answer = viewer.get("/metrics")
     assert answer.status_code == 200
@@ -32,7 +32,7 @@ def value(found: dict[Series, float], name: str, **labels: str) -> float:
     return found[name, frozenset(labels.items())]
 
 
-def within(found: dict[Series, float], name: str) -> dict[str, float]:
+def histogram_counts(found: dict[Series, float], name: str) -> dict[str, float]:
     """The counts of a histogram, by the upper ends of its buckets."""
     buckets = {dict(labels)["le"]: count for (series, labels), count in found.items() if series == f"{name}_bucket"}
     return dict(sorted(buckets.items(), key=lambda one: float(one[0])))

@@ -9,7 +9,7 @@ from typing import Any, Self, TypeAlias
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.support.hub_process import ADMIN, Program
+from tests.support.hub_process import ADMIN, HubProcess
 from tests.support.valkey import PATIENCE
 
 Key: TypeAlias = tuple[str, ...]
@@ -69,10 +69,10 @@ class ExpectedState:
         self._pending.clear()
 
 
-class Client:
+class RecordingClient:
     """Sends requests to a hub, and records them."""
 
-    def __init__(self, hub: Program, book: ExpectedState) -> None:
+    def __init__(self, hub: HubProcess, book: ExpectedState) -> None:
         self._where, self._book = hub.where, book
         once = httpx.Limits(max_keepalive_connections=0)  # an idle one may be closed just when it is to be used again
         self._http = httpx.AsyncClient(base_url=f"http://{hub}", limits=once, timeout=PATIENCE, trust_env=False)

@@ -1,12 +1,15 @@
-"""Helpers for tests of the store in Redis: timeouts, and the contents of a server."""
+"""Helpers for tests of the store in Redis: timeouts, waits for a server, and its contents."""
 
+import asyncio
 import struct
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
-from headgate import Limit, Limiter, MemoryStore
+from headgate import Decision, Limit, Limiter, ManualClock, MemoryStore
 from headgate.stores.redis import RedisStore
+from tests.support.valkey import PATIENCE
 
 TIMEOUT = 0.25
 """The store's own timeout, for tests in which a server gives no answer."""
@@ -46,18 +49,18 @@ class ProcessTime:
         self._thread.join()
 
 
-class Unshared(RedisStore):
+class StoreWithoutChangeLog(RedisStore):
     """A Redis store without a change log, so that each gate keeps its changes to itself."""
 
     change_log = None  # type: ignore[assignment]
 
 
-def doubles(*numbers: float) -> bytes:
+def pack_doubles(*numbers: float) -> bytes:
     """Numbers as they are stored."""
     return struct.pack(f"<{len(numbers)}d", *numbers)
 
 
-def time_of(raw: Any) -> int:
+def server_time(raw: Any) -> int:
     """The server's time in microseconds."""
     seconds, rest = raw.time()
     return int(seconds) * 1_000_000 + int(rest)
@@ -67,6 +70,17 @@ def keys_of(raw: Any) -> list[bytes]:
     return sorted(raw.scan_iter(count=1000))
 
 
-def both(still: RedisStore, limit: Limit) -> list[Limiter]:
+def limiter_pair(still: RedisStore, limit: Limit) -> list[Limiter]:
     """A limiter in the server, and one in memory on the same clock."""
     return [Limiter(limit, store=store) for store in (still, MemoryStore(clock=still.clock))]
+
+
+async def ask_until_answered(ask: Callable[[], Awaitable[Decision]], clock: ManualClock | None = None) -> Decision:
+    """Ask until the server answers: it may not be back yet, or the machine be too slow for a short timeout."""
+    deadline = time.monotonic() + PATIENCE
+    while (decision := await ask()).degraded:
+        assert time.monotonic() < deadline
+        if clock is not None:
+            clock.advance(1)
+        await asyncio.sleep(0.01)
+    return decision

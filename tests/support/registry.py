@@ -1,16 +1,12 @@
 """Registries for tests, in a database and in a real server."""
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from headgate import Gate
 from headgate.hub.agents.registry import DatabaseAgents, Registry
-from headgate.hub.errors import RequestError
 from headgate.hub.storage.database import Database
 from headgate.stores.redis.agents import RedisAgents
 from headgate.stores.redis.clients import Clients
@@ -19,7 +15,7 @@ from tests.support.valkey import PATIENCE
 
 
 @asynccontextmanager
-async def in_redis(url: str, prefix: str, timeout: float = PATIENCE, **options: Any) -> AsyncIterator[Registry]:
+async def redis_registry(url: str, prefix: str, timeout: float = PATIENCE, **options: Any) -> AsyncIterator[Registry]:
     clients = Clients(url, timeout)
     registry = Registry(RedisAgents(clients, RedisGeneration(clients, prefix)), Gate(), **options)
     await registry.start()
@@ -31,7 +27,7 @@ async def in_redis(url: str, prefix: str, timeout: float = PATIENCE, **options: 
 
 
 @asynccontextmanager
-async def in_database(path: Path, **options: Any) -> AsyncIterator[Registry]:
+async def database_registry(path: Path, **options: Any) -> AsyncIterator[Registry]:
     database = Database(path)
     registry = Registry(DatabaseAgents(database), Gate(), **options)
     await registry.start()
@@ -47,21 +43,3 @@ def revocations(registry: Registry) -> list[str]:
     told: list[str] = []
     registry.on_revocation(told.append)
     return told
-
-
-async def refused(work: Awaitable[object]) -> tuple[int, str]:
-    """The status and error with which something is refused."""
-    with pytest.raises(RequestError) as caught:
-        await work
-    return caught.value.status, caught.value.error
-
-
-async def until(condition: Callable[[], Awaitable[bool]] | Callable[[], bool], what: str) -> None:
-    """Let the loop go on until something holds."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            found = condition()
-            if found if isinstance(found, bool) else await found:
-                return
-            await asyncio.sleep(0.005)
-    raise AssertionError(what)

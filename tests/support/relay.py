@@ -17,7 +17,7 @@ from headgate.hub.sockets.flood import FloodCounter
 from headgate.hub.sockets.relay import Relay, relay_limiter
 from headgate.hub.sockets.socket import Socket
 from headgate.proto import envelope_pb2 as wire
-from tests.support.asgi_server import serving
+from tests.support.asgi_server import app_server
 from tests.support.valkey import PATIENCE
 
 ACK, ERROR, LIMITED = wire.MESSAGE_TYPE_ACK, wire.MESSAGE_TYPE_ERROR, wire.MESSAGE_TYPE_RATE_LIMITED
@@ -65,7 +65,7 @@ class RelayHub:
 
     def __enter__(self) -> Self:
         self._stack.enter_context(self.gate)
-        self.server = self._stack.enter_context(serving(self.app))
+        self.server = self._stack.enter_context(app_server(self.app))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -123,7 +123,7 @@ class RelayAgent:
         for _ in range(messages):
             assert self.say("nobody").error.code == "unreachable"
 
-    def ended(self) -> tuple[int, str]:
+    def read_close(self) -> tuple[int, str]:
         """How the hub closed the connection. Nothing was said before."""
         with pytest.raises(ConnectionClosed) as info:
             self.read()

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from headgate.hub.api.routes import ROUTES
 from headgate.proto import envelope_pb2 as wire
-from tests.support.fuzzer import FRAMES, GOOD, OPENAPI, Request
+from tests.support.fuzzer import FRAMES, GOOD, OPENAPI, FuzzedRequest
 
 PAGES = {route.media for route in ROUTES} - {"application/json"}
 BY_THE_HUB = {1002, 1007, 1008, 1009}
@@ -73,7 +73,7 @@ class ResponseChecker:
         self.seen[f"relay {wire.MessageType.Name(heard.type)} {heard.error.code}".strip()] += 1
         return heard
 
-    def response(self, status: int, headers: dict[str, str], body: bytes, request: Request) -> None:
+    def response(self, status: int, headers: dict[str, str], body: bytes, request: FuzzedRequest) -> None:
         self._leak(body, request)
         route = request.route
         self.seen[f"http {status}"] += 1
@@ -96,7 +96,7 @@ class ResponseChecker:
         if request.quality == GOOD and route is not None:
             self._as_documented(route.method, route.path, status, told, request)
 
-    def _as_documented(self, method: str, path: str, status: int, told: object, request: Request) -> None:
+    def _as_documented(self, method: str, path: str, status: int, told: object, request: FuzzedRequest) -> None:
         which = (method, path, status)
         if which not in self._answers:
             found = OPENAPI["paths"][path][method.lower()]["responses"].get(str(status))

@@ -30,7 +30,7 @@ from headgate import Limiter, ManualClock, MemoryStore
 from headgate.edges import asgi, wsgi
 
 
-class Served:
+class RoutedApp:
     """An application behind a middleware, and how often its handler and the limit of the route have seen a request."""
 
     def __init__(self, app: Any, *, root_path: str = "", prefixed: bool = True, script_name: str | None = None) -> None:
@@ -75,7 +75,7 @@ class Served:
         getattr(parts, "close", lambda: None)()
 
 
-class Handler:
+class RouteHandler:
     """The handler of the limited route, in every framework."""
 
     def __init__(self) -> None:
@@ -126,88 +126,90 @@ def configured_django() -> Iterator[None]:
         yield
 
 
-def middleware(handler: Handler, pattern: str) -> Middleware:
+def middleware(handler: RouteHandler, pattern: str) -> Middleware:
     return Middleware(asgi.RateLimitMiddleware, **handler.options(pattern))
 
 
 # The applications ----------------------------------------------------------------------------------------------------
 
 
-def raw_asgi(handler: Handler) -> Served:
-    return Served(asgi.RateLimitMiddleware(handler.asgi, **handler.options("POST /login")))
+def raw_asgi(handler: RouteHandler) -> RoutedApp:
+    return RoutedApp(asgi.RateLimitMiddleware(handler.asgi, **handler.options("POST /login")))
 
 
-def raw_wsgi(handler: Handler) -> Served:
-    return Served(wsgi.RateLimitMiddleware(handler.wsgi, **handler.options("POST /login")), script_name="")
+def raw_wsgi(handler: RouteHandler) -> RoutedApp:
+    return RoutedApp(wsgi.RateLimitMiddleware(handler.wsgi, **handler.options("POST /login")), script_name="")
 
 
-def starlette_app(handler: Handler, root_path: str = "", pattern: str = "POST /login") -> Served:
+def starlette_app(handler: RouteHandler, root_path: str = "", pattern: str = "POST /login") -> RoutedApp:
     route = Route("/login", handler.starlette, methods=["POST"])
-    return Served(Starlette(routes=[route], middleware=[middleware(handler, pattern)]), root_path=root_path)
+    return RoutedApp(Starlette(routes=[route], middleware=[middleware(handler, pattern)]), root_path=root_path)
 
 
-def starlette_at_a_root_path(handler: Handler) -> Served:
+def starlette_at_a_root_path(handler: RouteHandler) -> RoutedApp:
     return starlette_app(handler, "/api")
 
 
-def starlette_at_a_root_path_that_is_not_in_the_path(handler: Handler) -> Served:
-    return Served(starlette_app(handler).app, root_path="/api", prefixed=False)
+def starlette_at_a_root_path_that_is_not_in_the_path(handler: RouteHandler) -> RoutedApp:
+    return RoutedApp(starlette_app(handler).app, root_path="/api", prefixed=False)
 
 
-def starlette_with_the_root_path_in_the_pattern(handler: Handler) -> Served:
+def starlette_with_the_root_path_in_the_pattern(handler: RouteHandler) -> RoutedApp:
     return starlette_app(handler, "/api", "POST /api/login")
 
 
-def starlette_endpoint(handler: Handler) -> Served:
-    class Login(HTTPEndpoint):
+def starlette_endpoint(handler: RouteHandler) -> RoutedApp:
+    class LoginEndpoint(HTTPEndpoint):
         def post(self, request: Request) -> PlainTextResponse:
             return handler.starlette(request)
 
-    return Served(Starlette(routes=[Route("/login", Login)], middleware=[middleware(handler, "POST /login")]))
+    return RoutedApp(
+        Starlette(routes=[Route("/login", LoginEndpoint)], middleware=[middleware(handler, "POST /login")])
+    )
 
 
-def starlette_before_a_mount(handler: Handler) -> Served:
+def starlette_before_a_mount(handler: RouteHandler) -> RoutedApp:
     mount = Mount("/api", routes=[Route("/login", handler.starlette, methods=["POST"])])
-    return Served(Starlette(routes=[mount], middleware=[middleware(handler, "POST /api/login")]))
+    return RoutedApp(Starlette(routes=[mount], middleware=[middleware(handler, "POST /api/login")]))
 
 
-def starlette_in_a_mount(handler: Handler, root_path: str = "") -> Served:
+def starlette_in_a_mount(handler: RouteHandler, root_path: str = "") -> RoutedApp:
     app = Starlette(routes=[Mount("/api", app=starlette_app(handler).app), Mount("/", app=starlette_app(handler).app)])
-    return Served(app, root_path=root_path)
+    return RoutedApp(app, root_path=root_path)
 
 
-def starlette_in_a_mount_at_a_root_path(handler: Handler) -> Served:
+def starlette_in_a_mount_at_a_root_path(handler: RouteHandler) -> RoutedApp:
     return starlette_in_a_mount(handler, "/outer")
 
 
-def fastapi(handler: Handler) -> FastAPI:
+def fastapi(handler: RouteHandler) -> FastAPI:
     app = FastAPI()
     app.add_middleware(asgi.RateLimitMiddleware, **handler.options("POST /login"))
     app.post("/login")(handler.endpoint)
     return app
 
 
-def fastapi_app(handler: Handler) -> Served:
-    return Served(fastapi(handler))
+def fastapi_app(handler: RouteHandler) -> RoutedApp:
+    return RoutedApp(fastapi(handler))
 
 
-def fastapi_at_a_root_path(handler: Handler) -> Served:
-    return Served(fastapi(handler), root_path="/api")
+def fastapi_at_a_root_path(handler: RouteHandler) -> RoutedApp:
+    return RoutedApp(fastapi(handler), root_path="/api")
 
 
-def fastapi_with_a_root_path_of_its_own(handler: Handler) -> Served:
+def fastapi_with_a_root_path_of_its_own(handler: RouteHandler) -> RoutedApp:
     app = fastapi(handler)
     app.root_path = "/api"
-    return Served(app)
+    return RoutedApp(app)
 
 
-def fastapi_in_a_mount(handler: Handler) -> Served:
+def fastapi_in_a_mount(handler: RouteHandler) -> RoutedApp:
     app = FastAPI()
     app.mount("/api", fastapi(handler))
-    return Served(app)
+    return RoutedApp(app)
 
 
-def litestar_app(handler: Handler, *, layered: bool = False, path: str = "/login") -> litestar.Litestar:
+def litestar_app(handler: RouteHandler, *, layered: bool = False, path: str = "/login") -> litestar.Litestar:
     @litestar.post(path, sync_to_thread=False)
     def login() -> None:
         handler()
@@ -216,33 +218,33 @@ def litestar_app(handler: Handler, *, layered: bool = False, path: str = "/login
     return litestar.Litestar([login], middleware=limited, logging_config=None)
 
 
-def litestar_wrapped(handler: Handler) -> Served:
-    return Served(asgi.RateLimitMiddleware(litestar_app(handler), **handler.options("POST /login")))
+def litestar_wrapped(handler: RouteHandler) -> RoutedApp:
+    return RoutedApp(asgi.RateLimitMiddleware(litestar_app(handler), **handler.options("POST /login")))
 
 
-def litestar_at_a_root_path(handler: Handler) -> Served:
-    return Served(litestar_wrapped(handler).app, root_path="/api")
+def litestar_at_a_root_path(handler: RouteHandler) -> RoutedApp:
+    return RoutedApp(litestar_wrapped(handler).app, root_path="/api")
 
 
-def litestar_at_a_root_path_that_is_not_in_the_path(handler: Handler) -> Served:
-    return Served(litestar_wrapped(handler).app, root_path="/api", prefixed=False)
+def litestar_at_a_root_path_that_is_not_in_the_path(handler: RouteHandler) -> RoutedApp:
+    return RoutedApp(litestar_wrapped(handler).app, root_path="/api", prefixed=False)
 
 
-def litestar_layered(handler: Handler) -> Served:
-    return Served(litestar_app(handler, layered=True))
+def litestar_layered(handler: RouteHandler) -> RoutedApp:
+    return RoutedApp(litestar_app(handler, layered=True))
 
 
-def litestar_in_a_mount(handler: Handler) -> Served:
+def litestar_in_a_mount(handler: RouteHandler) -> RoutedApp:
     inner = litestar_app(handler, layered=True)
 
     @litestar.asgi("/api", is_mount=True, copy_scope=True)
     async def mounted(scope: Any, receive: Any, send: Any) -> None:
         await inner(scope, receive, send)
 
-    return Served(litestar.Litestar([mounted], logging_config=None))
+    return RoutedApp(litestar.Litestar([mounted], logging_config=None))
 
 
-def flask_app(handler: Handler, **options: Any) -> flask.Flask:
+def flask_app(handler: RouteHandler, **options: Any) -> flask.Flask:
     app = flask.Flask(__name__)
 
     @app.post("/login", **options)
@@ -253,58 +255,58 @@ def flask_app(handler: Handler, **options: Any) -> flask.Flask:
     return app
 
 
-def flask_wrapped(handler: Handler) -> Served:
+def flask_wrapped(handler: RouteHandler) -> RoutedApp:
     app = flask_app(handler)
-    return Served(wsgi.RateLimitMiddleware(app.wsgi_app, **handler.options("POST /login")), script_name="")
+    return RoutedApp(wsgi.RateLimitMiddleware(app.wsgi_app, **handler.options("POST /login")), script_name="")
 
 
-def flask_that_accepts_slashes(handler: Handler) -> Served:
+def flask_that_accepts_slashes(handler: RouteHandler) -> RoutedApp:
     app = flask_app(handler, strict_slashes=False)
-    return Served(wsgi.RateLimitMiddleware(app.wsgi_app, **handler.options("POST /login")), script_name="")
+    return RoutedApp(wsgi.RateLimitMiddleware(app.wsgi_app, **handler.options("POST /login")), script_name="")
 
 
-def flask_at_a_script_name(handler: Handler) -> Served:
-    return Served(flask_wrapped(handler).app, script_name="/api")
+def flask_at_a_script_name(handler: RouteHandler) -> RoutedApp:
+    return RoutedApp(flask_wrapped(handler).app, script_name="/api")
 
 
-def flask_in_a_dispatcher(handler: Handler) -> Served:
-    return Served(DispatcherMiddleware(flask.Flask("outer"), {"/api": flask_wrapped(handler).app}), script_name="")
+def flask_in_a_dispatcher(handler: RouteHandler) -> RoutedApp:
+    return RoutedApp(DispatcherMiddleware(flask.Flask("outer"), {"/api": flask_wrapped(handler).app}), script_name="")
 
 
-def flask_before_a_dispatcher(handler: Handler) -> Served:
+def flask_before_a_dispatcher(handler: RouteHandler) -> RoutedApp:
     app = DispatcherMiddleware(flask.Flask("outer"), {"/api": flask_app(handler)})
-    return Served(wsgi.RateLimitMiddleware(app, **handler.options("POST /api/login")), script_name="")
+    return RoutedApp(wsgi.RateLimitMiddleware(app, **handler.options("POST /api/login")), script_name="")
 
 
-def django_urls(handler: Handler, pattern: Any) -> None:
+def django_urls(handler: RouteHandler, pattern: Any) -> None:
     settings.ROOT_URLCONF = type("Urls", (), {"urlpatterns": (pattern(handler.django),)})
 
 
-def django_wsgi(handler: Handler, script_name: str = "") -> Served:
+def django_wsgi(handler: RouteHandler, script_name: str = "") -> RoutedApp:
     django_urls(handler, lambda view: django.urls.path("login", view))
     app = wsgi.RateLimitMiddleware(get_wsgi_application(), **handler.options("POST /login"))
-    return Served(app, script_name=script_name)
+    return RoutedApp(app, script_name=script_name)
 
 
-def django_at_a_script_name(handler: Handler) -> Served:
+def django_at_a_script_name(handler: RouteHandler) -> RoutedApp:
     return django_wsgi(handler, "/api")
 
 
-def django_asgi(handler: Handler, root_path: str = "") -> Served:
+def django_asgi(handler: RouteHandler, root_path: str = "") -> RoutedApp:
     django_urls(handler, lambda view: django.urls.path("login", view))
     app = asgi.RateLimitMiddleware(get_asgi_application(), **handler.options("POST /login"))
-    return Served(app, root_path=root_path)
+    return RoutedApp(app, root_path=root_path)
 
 
-def django_asgi_at_a_root_path(handler: Handler) -> Served:
+def django_asgi_at_a_root_path(handler: RouteHandler) -> RoutedApp:
     return django_asgi(handler, "/api")
 
 
-def django_asgi_at_a_root_path_that_is_not_in_the_path(handler: Handler) -> Served:
-    return Served(django_asgi(handler).app, root_path="/api", prefixed=False)
+def django_asgi_at_a_root_path_that_is_not_in_the_path(handler: RouteHandler) -> RoutedApp:
+    return RoutedApp(django_asgi(handler).app, root_path="/api", prefixed=False)
 
 
-def django_that_ignores_case(handler: Handler) -> Served:
+def django_that_ignores_case(handler: RouteHandler) -> RoutedApp:
     served = django_wsgi(handler)
     django_urls(handler, lambda view: django.urls.re_path(r"(?i)^login/?$", view))
     return served
@@ -313,42 +315,42 @@ def django_that_ignores_case(handler: Handler) -> Served:
 # Routes with parameters, and mounts -----------------------------------------------------------------------------------
 
 
-def starlette_items(handler: Handler, route: str, pattern: str) -> Served:
+def starlette_items(handler: RouteHandler, route: str, pattern: str) -> RoutedApp:
     routes = [Route(route, handler.starlette)]
-    return Served(Starlette(routes=routes, middleware=[middleware(handler, pattern)]))
+    return RoutedApp(Starlette(routes=routes, middleware=[middleware(handler, pattern)]))
 
 
-def starlette_mount(handler: Handler, route: str, pattern: str) -> Served:
+def starlette_mount(handler: RouteHandler, route: str, pattern: str) -> RoutedApp:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await handler.starlette(scope)(scope, receive, send)
 
-    return Served(Starlette(routes=[Mount(route, app=app)], middleware=[middleware(handler, pattern)]))
+    return RoutedApp(Starlette(routes=[Mount(route, app=app)], middleware=[middleware(handler, pattern)]))
 
 
-def litestar_items(handler: Handler, route: str, pattern: str) -> Served:
+def litestar_items(handler: RouteHandler, route: str, pattern: str) -> RoutedApp:
     @litestar.get(route, sync_to_thread=False)
     def get() -> None:
         handler()
 
     app = litestar.Litestar([get], logging_config=None)
-    return Served(asgi.RateLimitMiddleware(app, **handler.options(pattern)))
+    return RoutedApp(asgi.RateLimitMiddleware(app, **handler.options(pattern)))
 
 
-def litestar_mount(handler: Handler, route: str, pattern: str, *, layered: bool = False) -> Served:
+def litestar_mount(handler: RouteHandler, route: str, pattern: str, *, layered: bool = False) -> RoutedApp:
     @litestar.asgi(route, is_mount=True, copy_scope=True)
     async def mounted(scope: Any, receive: Any, send: Any) -> None:
         await handler.starlette(scope)(scope, receive, send)
 
     limited = DefineMiddleware(asgi.RateLimitMiddleware, **handler.options(pattern))
     app = litestar.Litestar([mounted], middleware=[limited] if layered else [], logging_config=None)
-    return Served(app if layered else asgi.RateLimitMiddleware(app, **handler.options(pattern)))
+    return RoutedApp(app if layered else asgi.RateLimitMiddleware(app, **handler.options(pattern)))
 
 
-def litestar_mount_layered(handler: Handler, route: str, pattern: str) -> Served:
+def litestar_mount_layered(handler: RouteHandler, route: str, pattern: str) -> RoutedApp:
     return litestar_mount(handler, route, pattern, layered=True)
 
 
-def flask_items(handler: Handler, route: str, pattern: str) -> Served:
+def flask_items(handler: RouteHandler, route: str, pattern: str) -> RoutedApp:
     app = flask.Flask(__name__)
 
     @app.get(route)
@@ -356,39 +358,39 @@ def flask_items(handler: Handler, route: str, pattern: str) -> Served:
         handler()
         return "hello"
 
-    return Served(wsgi.RateLimitMiddleware(app.wsgi_app, **handler.options(pattern)), script_name="")
+    return RoutedApp(wsgi.RateLimitMiddleware(app.wsgi_app, **handler.options(pattern)), script_name="")
 
 
-def dispatched(handler: Handler, route: str, pattern: str) -> Served:
+def dispatched(handler: RouteHandler, route: str, pattern: str) -> RoutedApp:
     def app(environ: Any, start_response: Any) -> list[bytes]:
         handler()
         start_response("200 OK", [])
         return []
 
     outer = DispatcherMiddleware(flask.Flask("outer"), {route: app})
-    return Served(wsgi.RateLimitMiddleware(outer, **handler.options(pattern)), script_name="")
+    return RoutedApp(wsgi.RateLimitMiddleware(outer, **handler.options(pattern)), script_name="")
 
 
-def django_items(handler: Handler, route: str, pattern: str) -> Served:
+def django_items(handler: RouteHandler, route: str, pattern: str) -> RoutedApp:
     django_urls(handler, lambda view: django.urls.path(route, lambda request, thing: view(request)))
-    return Served(wsgi.RateLimitMiddleware(get_wsgi_application(), **handler.options(pattern)), script_name="")
+    return RoutedApp(wsgi.RateLimitMiddleware(get_wsgi_application(), **handler.options(pattern)), script_name="")
 
 
 # Routes for GET ------------------------------------------------------------------------------------------------------
 
 
-def starlette_get(handler: Handler) -> Served:
+def starlette_get(handler: RouteHandler) -> RoutedApp:
     return starlette_items(handler, "/login", "GET /login")
 
 
-def flask_get(handler: Handler) -> Served:
+def flask_get(handler: RouteHandler) -> RoutedApp:
     return flask_items(handler, "/login", "GET /login")
 
 
-def django_get(handler: Handler) -> Served:
-    class Login(View):  # type: ignore[misc]  # Django has no types
+def django_get(handler: RouteHandler) -> RoutedApp:
+    class LoginView(View):  # type: ignore[misc]  # Django has no types
         def get(self, request: Any) -> django.http.HttpResponse:
             return handler.django(request)
 
-    django_urls(handler, lambda _: django.urls.path("login", Login.as_view()))
-    return Served(wsgi.RateLimitMiddleware(get_wsgi_application(), **handler.options("GET /login")), script_name="")
+    django_urls(handler, lambda _: django.urls.path("login", LoginView.as_view()))
+    return RoutedApp(wsgi.RateLimitMiddleware(get_wsgi_application(), **handler.options("GET /login")), script_name="")

@@ -2,15 +2,12 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from headgate import Gate, ManualClock, MemoryStore, Policy
-from headgate.hub.errors import RequestError
 from headgate.hub.storage.database import Database, DatabaseError
 from headgate.hub.tasks.scheduler import Scheduler
 from headgate.hub.tasks.task import Task
@@ -100,7 +97,7 @@ async def open_harness(
         await harness.scheduler.close()
 
 
-async def some(harness: SchedulerHarness, turns: int) -> None:
+async def let_run(harness: SchedulerHarness, turns: int) -> None:
     """Let so many turns of the loop pass."""
     for turn in range(turns):
         if turn % 5 == 4:
@@ -109,7 +106,7 @@ async def some(harness: SchedulerHarness, turns: int) -> None:
             await asyncio.sleep(0)
 
 
-def watch(db: sqlite3.Connection) -> None:
+def record_changes(db: sqlite3.Connection) -> None:
     """Have the database itself write down every change of a task, and how many others its holder had then."""
     db.execute(
         "CREATE TABLE IF NOT EXISTS changes "
@@ -123,17 +120,17 @@ def watch(db: sqlite3.Connection) -> None:
     )
 
 
-def changes(db: sqlite3.Connection) -> int:
+def count_changes(db: sqlite3.Connection) -> int:
     """How many changes were written down."""
     return len(db.execute("SELECT 1 FROM changes").fetchall())
 
 
-def wrong(db: sqlite3.Connection) -> list[tuple[object, ...]]:
+def invalid_changes(db: sqlite3.Connection) -> list[tuple[object, ...]]:
     """The changes that were written down and are not in the scheduler's table."""
-    return [change for change in db.execute("SELECT * FROM changes").fetchall() if not is_right(*change)]
+    return [change for change in db.execute("SELECT * FROM changes").fetchall() if not is_valid_change(*change)]
 
 
-def is_right(
+def is_valid_change(
     task: str, before: str, after: str, agent_before: str | None, agent_after: str | None, *numbers: int
 ) -> bool:
     attempt_before, attempt_after, others = numbers
@@ -151,11 +148,3 @@ def is_right(
             return same and attempts == 0
         case _:
             return False
-
-
-async def refused(request: Awaitable[object]) -> tuple[int, str]:
-    """The status and error with which something is refused; the detail says what was expected."""
-    with pytest.raises(RequestError) as caught:
-        await request
-    assert "expected" in caught.value.detail
-    return caught.value.status, caught.value.error

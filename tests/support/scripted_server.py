@@ -14,7 +14,7 @@ class ScriptedServer:
     def __init__(self, answer: Callable[[str], tuple[int, Mapping[str, str], bytes]], port: int) -> None:
         asked: list[str] = []
 
-        class Handler(BaseHTTPRequestHandler):
+        class AnswerHandler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 asked.append(self.path)
                 status, headers, body = answer(self.path)
@@ -30,14 +30,14 @@ class ScriptedServer:
                 pass
 
         self.asked = asked
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), AnswerHandler)
 
     def __str__(self) -> str:
         return f"127.0.0.1:{self.server.server_port}"
 
 
 @contextmanager
-def impostor(
+def scripted_server(
     body: Any = None,
     *,
     status: int = 200,

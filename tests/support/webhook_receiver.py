@@ -21,7 +21,7 @@ class ReceivedWebhook:
         return json.loads(self.body)
 
 
-class Receiver:
+class WebhookReceiver:
     """Hears what is posted, and answers with the next of `answers`, or with 200.
 
     An answer is a status, with headers perhaps, or a function that does as it likes with the connection.
@@ -64,7 +64,7 @@ class Receiver:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    receiver: Receiver
+    receiver: WebhookReceiver
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))

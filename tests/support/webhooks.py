@@ -1,6 +1,5 @@
 """Webhooks by themselves, for tests: their sending, on a clock that notes who waits."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -8,12 +7,13 @@ from typing import Any
 from headgate import ManualClock
 from headgate.hub.monitoring.alerts import Alert
 from headgate.hub.monitoring.webhooks import Webhooks
+from tests.support.event_loop import wait_until
 from tests.support.valkey import PATIENCE
 
 SECRET = "a-secret-of-more-than-16-characters"
 
 
-class NotingClock(ManualClock):
+class RecordingClock(ManualClock):
     """Notes for how many seconds somebody wanted to wait."""
 
     def __init__(self) -> None:
@@ -25,29 +25,21 @@ class NotingClock(ManualClock):
             self.waits.append((when - self.now()) / 1_000_000)
         return super().alarm(when, ring)
 
-    async def waited(self, times: int) -> None:
-        """Let the loop go on until this many waits have begun."""
-        await until(lambda: len(self.waits) == times, f"wait {times}")
+    async def wait_for_waits(self, times: int) -> None:
+        """Wait until this many waits have begun."""
+        await wait_until(lambda: len(self.waits) == times, f"wait {times}")
 
 
 @asynccontextmanager
-async def sending(*urls: str, clock: ManualClock | None = None, within: float = PATIENCE) -> AsyncIterator[Webhooks]:
+async def started_webhooks(
+    *urls: str, clock: ManualClock | None = None, within: float = PATIENCE
+) -> AsyncIterator[Webhooks]:
     webhooks = Webhooks(urls, SECRET, clock or ManualClock(start=1000), within)
     await webhooks.start()
     try:
         yield webhooks
     finally:
         await webhooks.close()
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    """Let the loop go on until something holds."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.002)
-    raise AssertionError(what)
 
 
 def alert(agent: str = "planner", **fields: Any) -> Alert:

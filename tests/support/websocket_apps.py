@@ -13,7 +13,7 @@ from websockets.sync.client import ClientConnection, connect
 from headgate import Limiter
 from headgate.edges.asgi import Message, RateLimitMiddleware, Receive, Scope, Send
 from headgate.edges.websocket import WebSocketLimits
-from tests.support.asgi_server import Serving, serving
+from tests.support.asgi_server import AppServer, app_server
 from tests.support.valkey import PATIENCE
 
 
@@ -35,7 +35,7 @@ class Echo:
         self.ended.append(message)
 
 
-class Sender:
+class ScriptedSender:
     """Sends the given messages, and watches for a disconnect."""
 
     def __init__(self, *messages: Any) -> None:
@@ -72,14 +72,16 @@ def warning_frame(tier: str, remaining: int, capacity: int) -> dict[str, object]
     return {"type": "rate_limit_warning", "tier": tier, "remaining": remaining, "capacity": capacity}
 
 
-def named(request: Any) -> str | None:
+def client_name(request: Any) -> str | None:
     """The name of the client, from a header."""
     name: str | None = request.headers.get("x-name")
     return name
 
 
 @contextmanager
-def connected(server: Serving, name: str = "", path: str = "/", *, plan: str = "") -> Iterator[ClientConnection]:
+def websocket_client(
+    server: AppServer, name: str = "", path: str = "/", *, plan: str = ""
+) -> Iterator[ClientConnection]:
     headers = {header: value for header, value in (("X-Name", name), ("X-Plan", plan)) if value}
     with connect(
         f"ws://{server}{path}", additional_headers=headers, compression=None, open_timeout=PATIENCE, ping_interval=None
@@ -90,7 +92,10 @@ def connected(server: Serving, name: str = "", path: str = "/", *, plan: str = "
 @contextmanager
 def limited_echo(limiter: Limiter, limits: WebSocketLimits) -> Iterator[ClientConnection]:
     """A client of an echo behind the middleware."""
-    with serving(RateLimitMiddleware(Echo(), limiter, websocket=limits)) as server, connected(server) as client:
+    with (
+        app_server(RateLimitMiddleware(Echo(), limiter, websocket=limits)) as server,
+        websocket_client(server) as client,
+    ):
         yield client
 
 
@@ -113,8 +118,8 @@ def close_frame(client: ClientConnection) -> tuple[int, str]:
     return error.value.rcvd.code, error.value.rcvd.reason
 
 
-def denied_response(server: Serving, name: str = "", path: str = "/") -> Any:
+def denied_response(server: AppServer, name: str = "", path: str = "/") -> Any:
     """The response to a connect that is refused."""
-    with pytest.raises(InvalidStatus) as error, connected(server, name, path):
+    with pytest.raises(InvalidStatus) as error, websocket_client(server, name, path):
         pass
     return error.value.response

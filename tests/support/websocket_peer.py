@@ -134,7 +134,7 @@ class Peer:
 
 
 @asynccontextmanager
-async def listening(serve: Callable[[Peer, Request], Awaitable[None]]) -> AsyncIterator[int]:
+async def websocket_server(serve: Callable[[Peer, Request], Awaitable[None]]) -> AsyncIterator[int]:
     """The port of a server that hands over each connection with its request, until the block ends."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

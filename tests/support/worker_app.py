@@ -3,9 +3,9 @@
 import logging
 
 from headgate.edges.asgi import App, RateLimitMiddleware
-from tests.support.greeting_app import hello
+from tests.support.greeting_app import greeting_app
 
 
 def make() -> App:
     logging.basicConfig(level=logging.WARNING)
-    return RateLimitMiddleware(hello, "1000/minute")
+    return RateLimitMiddleware(greeting_app, "1000/minute")

@@ -13,7 +13,7 @@ import httpx
 from websockets.exceptions import WebSocketException
 
 from tests.support.hub_process import ADMIN
-from tests.support.recording_clients import ABSENT, Client, ExpectedState, Key, RecordingConnection, Values
+from tests.support.recording_clients import ABSENT, ExpectedState, Key, RecordingClient, RecordingConnection, Values
 
 TIERS, CHANNELS = ("light", "normal", "heavy"), ("ws", "http")
 LIMITS = [f"{number}000000/second" for number in range(2, 9)]
@@ -24,7 +24,7 @@ GONE = (httpx.TransportError, WebSocketException, OSError)
 class Workload:
     """Agents and operators that work at once until the hub is gone."""
 
-    def __init__(self, name: str, client: Client, book: ExpectedState, random: Random) -> None:
+    def __init__(self, name: str, client: RecordingClient, book: ExpectedState, random: Random) -> None:
         self._name, self._client, self._book, self._random = name, client, book, random
         self.tokens: dict[str, str] = {}
         """Of the agents that keep them."""
