@@ -195,6 +195,23 @@ def test_a_thread_that_meets_a_read_only_server_renews_the_client(
         assert store._clients.client() is not before
 
 
+async def test_a_pipeline_that_meets_a_read_only_server_renews_the_client(kind: str) -> None:
+    """Calls of a cluster are pipelines: their errors are among the replies."""
+    commands: list[list[Any]] = [["SET", key, "1"] for key in ("a", "b")]
+    with ValkeyServer() as server, RedisStore(server.url) as store, server.client() as client:
+        client.replicaof("127.0.0.1", server.port)
+        clients = store._clients
+
+        async def current() -> object:
+            return await clients.aclient() if kind == "tasks" else clients.client()
+
+        before = await current()
+        replies = await clients.aexchange(commands) if kind == "tasks" else clients.exchange(commands)
+        assert [type(reply) for reply in replies] == [redis.ReadOnlyError] * 2
+        assert await current() is not before
+        await store.aclose()
+
+
 def test_a_unix_socket(tmp_path: Path) -> None:
     with ValkeyServer("--unixsocket", str(tmp_path / "s")):
         with RedisStore(f"unix://{tmp_path}/s") as store:
