@@ -187,6 +187,23 @@ def test_a_hold_that_was_made_before_is_ended_by_the_terms_that_it_was_made_with
     assert left(limiter) == 5
 
 
+async def test_a_hold_that_was_found_is_ended_by_the_terms_that_it_was_made_with(clock: ManualClock) -> None:
+    limiter = make_limiter("10 usd in all", clock)
+    limiter.hold("a", 5, hold_id="one", on_expiry="release")
+    limiter.hold("a", 4, hold_id="two", on_expiry="release")
+    found, again = limiter.find_hold("a", "one"), limiter.hold("a", 4, hold_id="two")
+    for hold in (found, again):
+        hold.use(2)
+        with pytest.raises(ZeroDivisionError), hold:
+            _ = 1 / 0
+    assert left(limiter) == 6
+    limiter.hold("a", 5, hold_id="three", on_expiry="release")
+    with pytest.raises(ZeroDivisionError):
+        async with await limiter.afind_hold("a", "three"):
+            _ = 1 / 0
+    assert left(limiter) == 6
+
+
 def test_a_block_is_renewed_up_to_its_age(clock: ManualClock) -> None:
     limiter = make_limiter("1 in flight", clock)
     with limiter.hold("a", lease=30, max_age=15) as hold:

@@ -91,7 +91,7 @@ class Hold:
         self._costs: tuple[int, ...] = answer.costs
         self._ends: i64 = called + answer.left  # never later than in the store
         self._used: tuple[Any, ...] | None = None  # exactly, for each ask; _UNUSED: its resource wasn't named
-        self._release = False  # at the end of its lease; not known of a hold that was found
+        self._release = False  # at the end of its lease
         self._lost = False
         self._block: BlockLease[Hold] | None = None
 

@@ -167,7 +167,7 @@ class HoldAttempt(Generic[AnyHold]):
             parts = answer.parts if answer is not None and answer.decision is decision else ()
             answer = HoldAnswer(decision, DENIED, tuple([ask.cost for ask in self.asks]), 0, parts)
         hold = self._made(answer, self._terms)
-        hold._release = self._terms.release and not answer.repeated  # otherwise it isn't known
+        hold._release = answer.release if answer.repeated else self._terms.release
         return hold
 
     @abstractmethod

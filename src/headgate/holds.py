@@ -23,7 +23,9 @@ def found_hold(
 ) -> AnyHold:
     """A hold that was made before, by its id."""
     lease = min(max(answer.left, SHORTEST_LEASE), LONGEST_LEASE)
-    return make(owner, with_costs(asks, answer.costs), hold_id, lease, answer, called)
+    hold = make(owner, with_costs(asks, answer.costs), hold_id, lease, answer, called)
+    hold._release = answer.release
+    return hold
 
 
 class HoldSummary(NamedTuple):

@@ -299,6 +299,8 @@ def costs_stay_or_come_back_when_the_lease_ends(make: MakeStore) -> None:
             harness.hold(5, lease=10, release=release)
             harness.clock.advance(10 - MICROSECOND)
             expect("before the end", harness.find().summary, ("open", (5,), 1))
+            again = harness.hold(5, lease=10, release=not release)
+            expect("its terms", (harness.find().release, again.release, again.repeated), (release, release, True))
             harness.clock.advance(MICROSECOND)
             expect(f"passed on {limit} with release={release}", harness.passed(limit, 20), 10 if release else 5)
             expect("expired", harness.find().summary, ("expired", (5,), 0))

@@ -67,7 +67,7 @@ class HoldTerms(Value):
 class HoldAnswer(Value):
     """The state of a hold."""
 
-    __slots__ = ("costs", "decision", "left", "parts", "repeated", "state")
+    __slots__ = ("costs", "decision", "left", "parts", "release", "repeated", "state")
 
     def __init__(
         self,
@@ -77,6 +77,7 @@ class HoldAnswer(Value):
         left: i64,
         parts: tuple[Decision, ...] = (),
         repeated: bool = False,
+        release: bool = False,
     ) -> None:
         self.decision: Final = decision
         """On the hold, or on more for it; of `settle` and `find_hold`, as a peek for cost 1 right now would say."""
@@ -90,6 +91,8 @@ class HoldAnswer(Value):
         away."""
         self.repeated: Final = repeated
         """Whether `hold` has found one with the same id, perhaps made under other limits. Not compared."""
+        self.release: Final = release
+        """Whether its costs come back at the end of its lease: of one that was found or repeated. Not compared."""
 
     @property
     def summary(self) -> tuple[HoldState, tuple[int, ...], int]:
@@ -100,7 +103,7 @@ class HoldAnswer(Value):
         return HoldAnswer(decision, self.state, self.costs, self.left, parts)
 
     def as_repeated(self) -> "HoldAnswer":
-        return HoldAnswer(self.decision, self.state, self.costs, self.left, self.parts, True)
+        return HoldAnswer(self.decision, self.state, self.costs, self.left, self.parts, True, self.release)
 
     def without_parts(self) -> "HoldAnswer":
         return HoldAnswer(self.decision, self.state, self.costs, self.left)

@@ -409,7 +409,8 @@ class MemoryHolds:
     def _answer(self, held: MemoryHold, asks: Sequence[Ask], cost: i64, low: i64, now: i64) -> HoldAnswer:
         """The state of a hold, with a decision as of a peek for cost 1, or for 0 on costs that were taken."""
         parts = peek(self._tables, asks, cost, low, now)
-        return HoldAnswer(binding(parts, asks), held.status_at(now), held.all_costs(), held.left(now), parts)
+        found = binding(parts, asks), held.status_at(now), held.all_costs(), held.left(now), parts
+        return HoldAnswer(*found, release=held.release)
 
     # Leases that end, and holds that are forgotten -------------------------------------------------------------------
 

@@ -298,7 +298,8 @@ class HoldReference:
         return binding(parts, [place for place, ask in enumerate(asks) for _ in ask.limit.pieces])
 
     def _answer(self, held: _Held, asks: Sequence[Ask], now: int, parts: tuple[Decision, ...]) -> HoldAnswer:
-        return HoldAnswer(self._joined(asks, parts), held.state, tuple(held.costs), held.left(now), parts)
+        found = self._joined(asks, parts), held.state, tuple(held.costs), held.left(now), parts
+        return HoldAnswer(*found, release=held.terms.release)
 
     def _charge(self, held: _Held, now: int, costs: Sequence[int]) -> None:
         charge = []

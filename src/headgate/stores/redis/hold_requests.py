@@ -52,6 +52,7 @@ _UNCOUNTABLE: Final = 10
 _GRANTED: Final = 1  # flags of a new hold
 _FORCE: Final = 2
 
+_RELEASE: Final = 8  # is added to the state if the costs come back
 _SIMPLE: Final = 10  # what lua/lean.lua adds to a status
 _NARROW: Final = 2**32  # costs from which on a record is wider
 _NO_NOTE: Final = bytes(3)
@@ -205,6 +206,7 @@ class HoldRequest(Request[HoldAnswer]):
         status: i64 = row[at]
         at += 1
         state: HoldState = OPEN
+        release = False
         left = 0
         costs: tuple[int, ...]
         if self._simple:
@@ -232,7 +234,8 @@ class HoldRequest(Request[HoldAnswer]):
                     refuse_uncountable()
                 if status == _OTHER_LIMITS:
                     refuse_other_limits(self._asks, self._hold_id)
-                state, left, count = _STATES[row[at]], row[at + 1], row[at + 2]
+                number, left, count = row[at], row[at + 1], row[at + 2]
+                state, release = _STATES[number % _RELEASE], number >= _RELEASE
                 at += 3 + count
                 costs = tuple(row[at - count : at])
                 if status == _OTHER_COSTS:
@@ -254,7 +257,7 @@ class HoldRequest(Request[HoldAnswer]):
         if len(parts) > 1:
             decision = place_in(binding_of(parts), self._asks, pieces_of(self._asks))
         repeated = self._verb == _HOLD and status not in (_HELD, _DENIED, _FORCED)
-        self.answer = HoldAnswer(decision, state, costs, left, tuple(parts), repeated)
+        self.answer = HoldAnswer(decision, state, costs, left, tuple(parts), repeated, release)
         return at
 
     def _decide(

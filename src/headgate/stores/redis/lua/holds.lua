@@ -14,9 +14,9 @@
 -- back; a random number; and the checksum of its limits), the cost of each ask, the periods of budgets and meters, the
 -- fields of meters, and the id; of a new hold also a double for how many may be open, its note, the digest of its shape,
 -- and the shape, if it is to be stored. Its last keys are the sorted set and the string. The answer: the status; after
--- UNKNOWN, TOO_MANY, OTHER_LIMITS and UNCOUNTABLE nothing; else the state, the microseconds left, the number of asks, and
--- the cost of each (and of an extension after FORCED what each was before); after HELD, KNOWN, AS_NOW, DENIED and FORCED the reports
--- of the limits.
+-- UNKNOWN, TOO_MANY, OTHER_LIMITS and UNCOUNTABLE nothing; else the state (and 8 if its costs come back), the microseconds
+-- left, the number of asks, and the cost of each (and of an extension after FORCED what each was before); after HELD, KNOWN,
+-- AS_NOW, DENIED and FORCED the reports of the limits.
 
 local HEAD, MAX_CHARGES, SWEPT_ABOVE, SWEPT = 7, 32, 64, 60
 local DENIED, HELD, UNKNOWN, OTHER_COSTS, ENDED, TOO_MANY = 0, 1, 2, 3, 4, 5
@@ -182,7 +182,7 @@ end
 
 local function put(held, status)
   push(status)
-  push(state_of(held))
+  push(state_of(held) + (held.release and 8 or 0))
   push(held.state == OPEN and max(held.finish - now, 0) or 0)
   push(#held.costs)
   for _, cost in ipairs(held.costs) do
