@@ -75,17 +75,30 @@ NAME = "error: argument AGENT: expected 1 to 128 printable characters, got"
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["dmeo"], f"headgate: error: unknown command 'dmeo'; the commands are: {ALL}"),
-        (["--verbose", "dmeo"], f"headgate: error: unknown command 'dmeo'; the commands are: {ALL}"),
+        (["dmeo"], f"headgate: error: unknown command 'dmeo'; did you mean headgate demo? the commands are: {ALL}"),
+        (["--verbose", "xyz"], f"headgate: error: unknown command 'xyz'; the commands are: {ALL}"),
         (["\x1b[2J"], f"headgate: error: unknown command '\\x1b[2J'; the commands are: {ALL}"),
-        (["demo", "\x1b[2J\n"], "headgate: error: unrecognized arguments: \\x1b[2J\\n"),
-        (["--verbose"], "headgate: error: unrecognized arguments: --verbose"),
+        (["demo", "\x1b[2J\n"], "headgate demo: error: unrecognized arguments: \\x1b[2J\\n"),
+        (
+            ["--verbose"],
+            "headgate: error: unrecognized arguments: --verbose",
+        ),
         (["policy"], "headgate policy: error: the following arguments are required: COMMAND"),
-        (["policy", "chek"], "headgate policy: error: unknown command 'chek'; the commands are: check, show"),
+        (
+            ["policy", "chek"],
+            (
+                "headgate policy: error: unknown command 'chek'; did you mean headgate policy check? "
+                "the commands are: check, show"
+            ),
+        ),
         (["policy", "check"], "headgate policy check: error: the following arguments are required: FILE"),
-        (["demo", "now"], "headgate: error: unrecognized arguments: now"),
-        (["serve", "now"], "headgate: error: unrecognized arguments: now"),
-        (["serve", "--prot", "1"], "headgate: error: unrecognized arguments: --prot 1"),
+        (["demo", "now"], "headgate demo: error: unrecognized arguments: now"),
+        (["serve", "now"], "headgate serve: error: unrecognized arguments: now"),
+        (["serve", "--prot", "1"], "headgate serve: error: unrecognized arguments: --prot 1"),
+        (
+            ["override", "remove", "a", "b"],
+            "headgate override remove: error: unrecognized arguments: b",
+        ),
         (["serve", "--port"], "headgate serve: error: argument --port: expected one argument"),
         *[
             (["serve", option, "a-secret"], f"headgate serve: error: {option}: {IN_THE_OPEN % name}")
@@ -100,10 +113,16 @@ NAME = "error: argument AGENT: expected 1 to 128 printable characters, got"
             (["bench", "--seconds", bad], f"{SECONDS.replace('demo', 'bench')}'{bad}'")
             for bad in ("soon", "0", "-1", "nan", "inf", "3601")
         ],
-        (["agents", "a", "b"], "headgate: error: unrecognized arguments: b"),
+        (["agents", "a", "b"], "headgate agents: error: unrecognized arguments: b"),
         (["agents", "\x1b"], f"headgate agents: {NAME} '\\x1b'"),
-        (["top", "now"], "headgate: error: unrecognized arguments: now"),
-        (["override", "sett"], "headgate override: error: unknown command 'sett'; the commands are: list, set, remove"),
+        (["top", "now"], "headgate top: error: unrecognized arguments: now"),
+        (
+            ["override", "sett"],
+            (
+                "headgate override: error: unknown command 'sett'; did you mean headgate override set? "
+                "the commands are: list, set, remove"
+            ),
+        ),
         (
             ["accounts", "acme/search"],
             (
@@ -138,12 +157,24 @@ NAME = "error: argument AGENT: expected 1 to 128 printable characters, got"
         ),
         (["override", "set", "a\n", "light=1/s"], f"headgate override set: {NAME} 'a\\n'"),
         (["override", "remove", ""], f"headgate override remove: {NAME} ''"),
-        (["override", "list", "a"], "headgate: error: unrecognized arguments: a"),
-        (["exempt", "ad"], "headgate exempt: error: unknown command 'ad'; the commands are: list, add, remove, set"),
+        (["override", "list", "a"], "headgate override list: error: unrecognized arguments: a"),
+        (
+            ["exempt", "ad"],
+            (
+                "headgate exempt: error: unknown command 'ad'; did you mean headgate exempt add? "
+                "the commands are: list, add, remove, set"
+            ),
+        ),
         (["exempt", "add"], "headgate exempt add: error: the following arguments are required: AGENT"),
         (["exempt", "add", "\x1b"], f"headgate exempt add: {NAME} '\\x1b'"),
         (["exempt", "remove", "a" * 129], f"headgate exempt remove: {NAME} '{'a' * 96}..."),
-        (["violations", "rest"], "headgate violations: error: unknown command 'rest'; the commands are: list, reset"),
+        (
+            ["violations", "rest"],
+            (
+                "headgate violations: error: unknown command 'rest'; did you mean headgate violations reset? "
+                "the commands are: list, reset"
+            ),
+        ),
         (["violations", "reset"], "headgate violations reset: error: the following arguments are required: AGENT"),
         (["violations", "reset", "\u2028"], f"headgate violations reset: {NAME} '\\u2028'"),
         (["block"], "headgate block: error: the following arguments are required: AGENT"),
@@ -236,7 +267,8 @@ def test_arguments_that_do_not_go_together_are_refused(arguments: list[str], tex
 def test_bad_arguments_of_the_program_give_the_same_error() -> None:
     result = run_command("dmeo")
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.splitlines()[-1] == f"headgate: error: unknown command 'dmeo'; the commands are: {ALL}"
+    error = f"headgate: error: unknown command 'dmeo'; did you mean headgate demo? the commands are: {ALL}"
+    assert result.stderr.splitlines()[-1] == error
 
 
 def test_serve_help_describes_every_option_and_its_default() -> None:

@@ -65,7 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace, arguments: Sequence[str] | None) -> int:
     parser = build_parser()
     try:
-        parser.parse_args(arguments, options)
+        _, unknown = parser.parse_known_args(arguments, options)
+        if unknown:
+            options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")  # with the usage of the command
     except SystemExit:  # after --help, too
         sys.stdout.flush()
         raise
@@ -95,7 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Exact rate limiting for platforms where many agents talk to one hub.",
         epilog="Run headgate COMMAND --help for details and examples.",
     )
-    parser.set_defaults(run=None, code=None, json=False)
+    parser.set_defaults(run=None, code=None, json=False, parser=parser)
     parser.add_argument("--version", action="store_true", help="print the version, and whether it is compiled")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for module in _MODULES:

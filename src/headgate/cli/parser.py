@@ -41,12 +41,15 @@ class CommandParser(argparse.ArgumentParser):
         print(self.format_help(), end="", file=file)  # argparse would hide that it can't be written
 
     def error(self, message: str) -> NoReturn:
+        from difflib import get_close_matches  # only now: it is rarely needed, and slow to import
+
         unknown = re.match(r"argument COMMAND: invalid choice: ('.*?') \(choose from (.*)\)", message)
         if unknown:
             commands = unknown[2].replace("'", "")
             name = unknown[1][1:-1]
             by_path = "show" in commands.split(", ") and "/" in name  # of an account: no command is called that
-            hint = f"did you mean {self.prog} show {name}? " if by_path else ""
+            near = [f"show {name}"] if by_path else get_close_matches(name, commands.split(", "), 1)
+            hint = f"did you mean {self.prog} {near[0]}? " if near else ""
             message = f"unknown command {unknown[1]}; {hint}the commands are: {commands}"
         message = re.sub(r"invalid choice: ('.*?') \(choose from (.*)\)", _expected, message)
         super().error(printable(message))
@@ -63,7 +66,7 @@ def add_command(
     """Add a command. `about` is for the list of commands, the rest for its own help; `json` adds --json."""
     shown = "\n".join(["examples:", *[f"  {example}" for example in examples]])
     parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=description, epilog=shown)
-    parser.set_defaults(run=run, command=parser.prog)
+    parser.set_defaults(run=run, command=parser.prog, parser=parser)
     if json:
         # No default: that of a subcommand would overwrite --json before the subcommand.
         parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one line of JSON")

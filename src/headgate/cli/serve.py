@@ -33,7 +33,7 @@ def add(commands: Commands) -> None:
         "gate limits all of this.",
         epilog="Each option can also be set in the environment: --port by HEADGATE_PORT, and so on.",
     )
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=_run, parser=parser)
     parser.add_argument("--config", metavar="FILE", help="policy file in TOML; its table [hub] can set these options")
     for one in fields(HubSettings):
         if one.metadata["secret"]:
