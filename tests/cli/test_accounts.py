@@ -181,6 +181,34 @@ def test_f1_an_account_that_is_new_is_pointed_out_when_an_agent_moves_to_it(gate
     assert headgate("accounts", "move", "planner", "acme/serach2", "--json")[2] == ""
 
 
+def test_f1_an_agent_that_loses_its_account_because_no_path_was_named_is_pointed_out(
+    gate: Gate, headgate: Command
+) -> None:
+    gate.set_agent_account("bot", "acme/search")
+    code, out, err = headgate("accounts", "move", "bot")
+    assert (code, out) == (0, "bot belongs to no account now\n")
+    assert err.splitlines()[0] == (
+        "note: the policy names no account for bot, so only its own limits apply: "
+        "headgate accounts move bot PATH gives it one"
+    )
+    assert "note: the policy" not in headgate("accounts", "move", "bot", "-")[2]  # as it was asked for
+    assert headgate("changes", "--limit", "1")[1].splitlines()[1].endswith("account of 'bot' set to none")
+    assert headgate("accounts", "move", "planner")[1] == "planner belongs to acme/search now\n"
+
+
+def test_f1_holds_of_an_account_that_nothing_names_are_none_and_the_name_may_be_misspelt(
+    gate: Gate, headgate: Command, printed_json: Callable[..., Any]
+) -> None:
+    assert headgate("holds", "list", "acme/search") == (0, "no holds\n", "")
+    assert headgate("holds", "list", "acme/search/planner/run-1") == (0, "no holds\n", "")
+    assert headgate("holds", "list", "acme/serach") == (
+        0,
+        "no holds\n",
+        "note: nothing names an account 'acme/serach'\n",
+    )
+    assert printed_json("holds", "list", "acme/serach")["holds"] == []
+
+
 def test_f1_holds_are_listed_and_one_is_cancelled(gate: Gate, headgate: Command) -> None:
     gate.hold("planner", {"usd": "3", "tokens": 7}, session="run-1", tool="web", lease=90, hold_id="first")
     gate.hold("planner", {"usd": "1"}, lease=100, hold_id="second")

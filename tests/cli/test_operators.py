@@ -286,7 +286,19 @@ def test_a_token_is_alone_on_standard_output(
         assert (code, err) == (0, "note: valid for one registration\n")
         body = {"agent_id": "guest", "invitation": invitation.strip()}
         assert stranger.post("/api/onboard/register", json=body).status_code == 201
-        assert list(printed_json("invite")) == ["invitation"]
+        assert list(printed_json("invite")) == ["invitation", "usable"]
+
+
+def test_an_invitation_to_a_closed_hub_says_that_nobody_can_use_it(running_hub: StartHub, headgate: Command) -> None:
+    with running_hub(FEW, registration="closed"):
+        code, _, err = headgate("invite")
+        assert (code, err) == (
+            0,
+            (
+                "note: registration is closed at this hub: nobody can use the invitation; "
+                "headgate register registers an agent\n"
+            ),
+        )
 
 
 def test_an_agent_is_registered_or_invited_for_an_account(running_hub: StartHub, headgate: Command) -> None:
@@ -325,7 +337,10 @@ def test_b6_named_admins_are_added_listed_and_removed(
         assert headgate("override", "set", "planner", "heavy=9/minute")[0] == 0
         out = headgate("changes", "--limit", "1").expect_output()
         assert re.search(rf"^{TIME}  ann at 127\.0\.0\.1  .*planner", out, re.MULTILINE)
-        headgate("admins", "remove", "ann").expect_error()  # herself
+        err = headgate("admins", "remove", "ann").expect_error()
+        assert "you can't revoke yourself: another admin has to do it" in err
+        err = headgate("admins", "add", "planner", "--role", "viewer").expect_error()
+        assert "; headgate role set planner viewer gives it the role" in err
         headgate("block", "ann").expect_error()
         monkeypatch.setenv("HEADGATE_ADMIN_TOKEN", ADMIN)
         listed = {one["name"]: (one["role"], one["kind"]) for one in printed_json("admins")["admins"]}
@@ -498,6 +513,8 @@ def test_signals_are_written(running_hub: StartHub, headgate: Command, printed_j
         for bad in ("5", "{}", '{"type": ""}'):
             assert "signal" in headgate("signals", "write", "planner", bad).expect_error()
         assert printed_json("signals", "write", "planner", json.dumps(signal), "--session", "9") == {"number": 3}
+        err = headgate("signals", "write", "plannr", json.dumps(signal))[2]
+        assert err == "note: no agent named plannr is registered\n"
 
 
 def test_the_log_level_is_set(running_hub: StartHub, headgate: Command, printed_json: Callable[..., Any]) -> None:

@@ -1,6 +1,7 @@
 """`headgate accounts`, `levels` and `plans`: who pays for what agents do, and within which limits."""
 
 import argparse
+import shlex
 from typing import Any, Final
 
 from headgate.cli.account_limits import (
@@ -25,7 +26,7 @@ from headgate.cli.hub_commands import (
 )
 from headgate.cli.hub_options import add_hub_options, existing_agent, hub_from, path_part
 from headgate.cli.parser import Commands, add_command
-from headgate.cli.terminal import Column, table_text
+from headgate.cli.terminal import Column, print_error, table_text
 from headgate.errors import printable
 from headgate.gate.accounts import NO_ACCOUNT, split_path
 
@@ -265,5 +266,11 @@ def _moved(options: argparse.Namespace, answer: dict[str, Any]) -> str:
 
 
 def _note_moved(hub: HubApi, options: argparse.Namespace, answer: dict[str, Any]) -> None:
+    if options.path is None and not answer["account"]:  # it may have been forgotten
+        agent = printable(options.agent)
+        print_error(
+            f"note: the policy names no account for {agent}, so only its own limits apply: "
+            f"headgate accounts move {shlex.quote(agent)} PATH gives it one"
+        )
     note_new_account(shown(answer["account"]), answer)
     note_answer(hub, options, answer)

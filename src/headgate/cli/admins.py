@@ -1,9 +1,11 @@
 """`headgate admins` and `headgate role`: who may administer the hub, or view it."""
 
 import argparse
+import shlex
 from typing import Any, Final
 
 from headgate.cli.answers import local_time, shown
+from headgate.cli.hub_api import HubError
 from headgate.cli.hub_commands import ListCommand, Rows, add_change_command, add_hub_command, print_token
 from headgate.cli.hub_options import agent_name, existing_agent, hub_from
 from headgate.cli.parser import Commands, add_group
@@ -99,4 +101,11 @@ _LIST = ListCommand(
 def _add(options: argparse.Namespace) -> int:
     hub = hub_from(options)
     note = f"{printable(options.agent)} is {_ROLES[options.role]}; the hub shows this token only once"
-    return print_token(options, hub, hub.add_admin(options.agent, options.role), note)
+    try:
+        answer = hub.add_admin(options.agent, options.role)
+    except HubError as error:
+        if error.code == "exists":
+            command = f"headgate role set {shlex.quote(options.agent)} {options.role}"
+            raise HubError(409, f"{error}; {command} gives it the role") from None
+        raise
+    return print_token(options, hub, answer, note)

@@ -6,7 +6,7 @@ from typing import Any
 from headgate.cli.account_limits import amount
 from headgate.cli.answers import duration_text, shown
 from headgate.cli.hub_api import HubApi
-from headgate.cli.hub_commands import ListCommand, Rows, add_change_command, add_limit_option
+from headgate.cli.hub_commands import ListCommand, Rows, add_change_command, add_limit_option, note_unknown_account
 from headgate.cli.hub_options import existing_agent, path_part
 from headgate.cli.parser import Commands, add_group
 from headgate.cli.terminal import Column, print_error
@@ -45,6 +45,8 @@ def _fetch(hub: HubApi, options: argparse.Namespace) -> dict[str, Any]:
     answer = hub.account_holds(options.path, options.limit)
     if answer["more"]:
         print_error(f"note: only the first {options.limit:,} are listed")
+    if not answer["holds"] and not options.json:
+        note_unknown_account(hub, options.path)
     return answer
 
 

@@ -66,6 +66,17 @@ def note_new_account(account: str, answer: Answer) -> None:
         print_error(f"note: nothing limits {printable(account)}")
 
 
+def note_unknown_account(hub: HubApi, path: str) -> None:
+    """Print a note if nothing names an account: it may be misspelt. The hub is asked."""
+    try:
+        hub.account(path)
+    except InvalidInput:  # no path leads to it
+        return
+    except HubError as error:
+        if error.status == 404:
+            print_error(f"note: nothing names an account {printable(path)!r}")
+
+
 def note_answer(_: HubApi, options: argparse.Namespace, answer: Answer) -> None:
     """Print a note if a hub answered that no agent of that name is registered: it may be misspelt."""
     if answer.get("registered") is False:

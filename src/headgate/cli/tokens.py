@@ -90,4 +90,8 @@ def _print_token(make: Callable[[HubApi, str], Answer], note: str, options: argp
 
 def _invite(options: argparse.Namespace) -> int:
     hub = hub_from(options)
-    return print_token(options, hub, hub.invite(**_account(options)), "valid for one registration", "invitation")
+    answer = hub.invite(**_account(options))
+    note = "valid for one registration"
+    if answer.get("usable") is False:
+        note = "registration is closed at this hub: nobody can use the invitation; headgate register registers an agent"
+    return print_token(options, hub, answer, note, "invitation")

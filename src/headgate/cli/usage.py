@@ -8,12 +8,11 @@ from typing import Any
 
 from headgate.cli.account_limits import amount
 from headgate.cli.answers import shown
-from headgate.cli.hub_api import HubApi, HubError
-from headgate.cli.hub_commands import print_answer
+from headgate.cli.hub_commands import note_unknown_account, print_answer
 from headgate.cli.hub_options import add_hub_options, hub_from
 from headgate.cli.parser import Commands, UsageError, add_command
-from headgate.cli.terminal import Column, print_error, table_text
-from headgate.errors import InvalidInput, printable
+from headgate.cli.terminal import Column, table_text
+from headgate.errors import printable
 
 
 def add(commands: Commands) -> None:
@@ -73,19 +72,8 @@ def _run(options: argparse.Namespace) -> int:
     answer = hub.usage(query)
     code = print_answer(options, hub, answer, lambda: _text(answer))
     if not options.json and not answer["totals"] and options.path is not None:
-        _note_unknown(hub, options.path)
+        note_unknown_account(hub, options.path)
     return code
-
-
-def _note_unknown(hub: HubApi, path: str) -> None:
-    """Print a note if nothing names an account: it may be misspelt."""
-    try:
-        hub.account(path)
-    except InvalidInput:  # no path leads to it
-        return
-    except HubError as error:
-        if error.status == 404:
-            print_error(f"note: nothing names an account {printable(path)!r}")
 
 
 def _text(answer: dict[str, Any]) -> str:

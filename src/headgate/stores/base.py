@@ -285,7 +285,7 @@ class Edit:
         if self.kind == "block":
             with suppress(ValueError):
                 return str(Block.read(self.value))
-        return f"set to {self.value}"
+        return f"set to {self.value or 'none'}"  # an agent without an account
 
 
 @dataclass(frozen=True, slots=True)

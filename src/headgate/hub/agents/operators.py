@@ -161,6 +161,10 @@ class Operators:
                 await self._drop_role(agent, by)
             return await self._registry.rotate(agent)
 
+    @property
+    def takes_invitations(self) -> bool:
+        return self._registry.takes_invitations
+
     async def invite(self, caller: Holder, grant: Grant) -> str:
         """A code for the registration of one agent."""
         async with self._change(caller):
@@ -276,7 +280,7 @@ class Operators:
             detail = f"the token of {name!r} comes from the settings: change it there, and restart the hub"
             raise RequestError(409, "from_settings", detail)
         if caller.name == name:
-            _expect_other("revoke", name, replace(caller, agent=name))
+            _expect_other("remove", name, replace(caller, agent=name))
         await self._expect_admin_left("", built_in=False)
         await self._tokens.revoke_admin()
         _log.info("token of the first start revoked", by=by)
@@ -321,7 +325,7 @@ def check_role(role: str) -> None:
 
 def _expect_other(verb: str, agent: str, caller: Holder) -> None:
     if agent == caller.agent:
-        detail = f"expected another than yourself to {verb}, got {agent!r}: another admin has to do it"
+        detail = f"you can't {verb} yourself: another admin has to do it"
         raise RequestError(409, "own_account", detail)
 
 

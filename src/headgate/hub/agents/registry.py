@@ -247,6 +247,11 @@ class Registry:
             raise RequestError(400, "reserved", f"agent: expected an id that the hub doesn't use itself, got {name!r}")
         return name
 
+    @property
+    def takes_invitations(self) -> bool:
+        """Whether somebody can register with an invitation: where anybody can register, it says for which account."""
+        return self._mode in ("open", "invitation")
+
     def _check_invitation(self, invitation: str | None) -> bytes | None:
         """The digest of the invitation, if one is required."""
         if self._mode == "open":

@@ -36,6 +36,8 @@ class NewInvitation(Body):
 class Invitation(Struct):
     invitation: str
     """A code for one registration."""
+    usable: bool
+    """False while registration is closed at this hub."""
 
 
 class AgentsPage(Body):
@@ -142,7 +144,7 @@ def _blocked(gate: Gate, agent: str, registered: bool) -> BlockedAgent:
 async def _invite(call: Call, operators: Operators) -> Invitation:
     code = await operators.invite(call.caller, Grant(call.body.account, call.body.plan, call.by))
     _log.info("invitation created", by=call.by)
-    return Invitation(code)
+    return Invitation(code, operators.takes_invitations)
 
 
 ROUTES: Final = (
