@@ -64,7 +64,7 @@ def test_an_agent_sees_the_accounts_on_its_path_and_no_other(tenant: Tenant) -> 
         "other", "other/search", "acm", "acme/", "/acme", "-", "-/-", "-/-/stranger", "planner", "acme/search/planner2",
         "acme%2Fsearch", "ACME", "acme/search/planner\0", "acme//planner", "..", "acme/-/planner",
     ]  # fmt: skip
-    unknown = (404, "unknown_account", "there is no such account, or it is none of yours")
+    unknown = (404, "unknown_account", "there is no such account, or it isn't yours")
     for path in others:
         answer = tenant.planner.get(f"/v1/accounts/{quote(path, safe='')}".replace("..", "%2e%2e"))
         if path != "..":

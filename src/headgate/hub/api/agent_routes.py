@@ -236,7 +236,7 @@ async def _tasks(call: Call, scheduler: Scheduler) -> TaskList:
 async def _task(call: Call, scheduler: Scheduler) -> Task:
     task = await scheduler.find(call.parts["id"])
     if task is None or call.agent not in (task.creator, task.agent):
-        raise RequestError(404, "unknown_task", "there is no such task, or it is none of yours")
+        raise RequestError(404, "unknown_task", "there is no such task, or it isn't yours")
     return task
 
 

@@ -341,7 +341,7 @@ async def _account(call: Call, gate: Gate) -> CallerAccount:
         own = gate.path_of(call.agent)
         above = is_within(own, path) and NO_ACCOUNT not in split_path(path)
         if not (above or is_within(path, own)):
-            raise RequestError(404, "unknown_account", "there is no such account, or it is none of yours")
+            raise RequestError(404, "unknown_account", "there is no such account, or it isn't yours")
         listed = path if is_within(path, own) else own
     account = await gate.aaccount(path)
     count = call.query.holds
