@@ -111,6 +111,26 @@ loud               1             0
     )
 
 
+def test_f1_holds_that_two_policies_deny_are_compared(tmp_path: Path, run: Command) -> None:
+    log, none, small, large = (tmp_path / name for name in ("calls.jsonl", "none.toml", "small.toml", "large.toml"))
+    log.write_text('{"time": 1700000000, "agent": "planner", "costs": {"usd": "0.4"}}\n' * 5)
+    none.write_text("")
+    small.write_text('[accounts.default.agent]\nusd = "1 in all"\n[accounts.at.acme]\nusd = "9 in all"\n')
+    large.write_text('[accounts.default.agent]\nusd = "2 in all"\n')
+    out = run(str(log), "--policy", str(small), "--compare", str(large)).printed()
+    row = re.compile(r"^holds +(\d+) +(\d+) +([-+]\d+)$", re.MULTILINE)
+    assert row.findall(out) == [("3", "0", "-3")]
+    assert "\n0 agents no longer denied by a tier\n" in out
+    page = tmp_path / "page.html"
+    out = run(str(log), "--policy", str(none), "--compare", str(small), "--html", str(page)).printed()
+    assert row.findall(out) == [("0", "3", "+3")]
+    text = re.sub("<[^>]*>", " ", page.read_text(encoding="utf-8"))
+    assert re.search(r"\bholds\s+0\s+3\s+\+3\b", text)
+    tiers = tmp_path / "tiers.csv"
+    tiers.write_text("time,agent\n1700000000,planner\n")
+    assert row.findall(run(str(tiers), "--policy", str(none), "--compare", str(small)).printed()) == []
+
+
 def test_the_summary_with_suggestions(log: str, run: Command) -> None:
     assert run(log, "--suggest", "5%").expect_output().partition("suggested limits\n")[2] == (
         "# Denies at most 5% of the requests of each tier.\n[limits]\n"

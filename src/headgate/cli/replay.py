@@ -209,8 +209,9 @@ def _print_summary(report: "Report") -> None:
     if report.difference is not None:
         difference = report.difference
         _print_difference(report)
-        _print_changed("newly denied", difference.newly_denied, difference.worst_newly_denied)
-        _print_changed("no longer denied", difference.no_longer_denied, difference.worst_no_longer_denied)
+        by = "" if report.hold_changes() is None else " by a tier"  # holds are not told by agent
+        _print_changed(f"newly denied{by}", difference.newly_denied, difference.worst_newly_denied)
+        _print_changed(f"no longer denied{by}", difference.no_longer_denied, difference.worst_no_longer_denied)
     if report.suggestions is not None:
         _title("suggested limits")
         _print_toml(report.toml())
@@ -340,6 +341,9 @@ def _print_difference(report: "Report") -> None:
         [one.channel, one.tier, *one.limits("-"), *_change(*one.denied())] for one in report.tier_changes()
     ]
     rows.append(["all", "", "", "", *_change(before.outcomes.denied, after.outcomes.denied)])
+    holds = report.hold_changes()
+    if holds is not None:
+        rows.append(["holds", "", "", "", *_change(*holds)])
     columns = [Column("channel"), Column("tier"), Column("limit before"), Column("limit after")]
     columns += [Column(name, right=True) for name in ("denied before", "denied after", "difference")]
     print_table(columns, rows)

@@ -206,6 +206,10 @@ def _compared(report: Report, difference: PolicyDifference) -> str:
     before, after = report.policies
     rows = [["all", "", "", *_change(before.outcomes.denied, after.outcomes.denied)]]
     rows += [[f"{one.channel} {one.tier}", *one.limits(""), *_change(*one.denied())] for one in report.tier_changes()]
+    holds = report.hold_changes()
+    if holds is not None:
+        rows.append(["holds", "", "", *_change(*holds)])
+    by = "" if holds is None else " by a tier"
     head = ["", "limit before", "limit after", "denied before", "denied after", "difference"]
     names = [f"<span class='name'>{escape(one.policy)}</span>" for one in report.policies]
     return "\n".join([
@@ -213,8 +217,8 @@ def _compared(report: Report, difference: PolicyDifference) -> str:
         _table(head, rows),
         "<h3>When denials differ</h3>",
         _differences(before, after),
-        _changed("Newly denied", difference.newly_denied, difference.worst_newly_denied),
-        _changed("No longer denied", difference.no_longer_denied, difference.worst_no_longer_denied),
+        _changed(f"Newly denied{by}", difference.newly_denied, difference.worst_newly_denied),
+        _changed(f"No longer denied{by}", difference.no_longer_denied, difference.worst_no_longer_denied),
     ])  # fmt: skip
 
 

@@ -227,6 +227,14 @@ class Report:
         old, new = [{(one.channel, one.tier): one for one in policy.tiers} for policy in self.policies]
         return [TierChange(*place, old.get(place), new.get(place)) for place in old | new]
 
+    def hold_changes(self) -> tuple[int, int] | None:
+        """How many holds each of two policies denies; None where none were made."""
+        found = [one.accounts for one in self.policies]
+        if not any(found):
+            return None
+        before, after = [0 if one is None else one.denied for one in found]
+        return before, after
+
     def toml(self) -> str:
         """The suggested limits, in the form of a policy file."""
         lines = [f"# Denies at most {(self.share or 0) * 100:.6g}% of the requests of each tier.", "[limits]"]
