@@ -190,8 +190,8 @@ def numbers(request: Any) -> Any:
 
 
 UNKNOWN_OPTION = (
-    "RateLimitMiddleware: expected options among limiter, gate, store, name, key, cost, tier, exempt, routes, skip, "
-    "counts, settle, refund_crashes, headers, proxies, body, got"
+    "RateLimitMiddleware: expected options among limiter, gate, store, name, websocket, key, cost, tier, exempt, "
+    "routes, skip, counts, settle, refund_crashes, headers, proxies, body, got"
 )
 
 
@@ -254,6 +254,16 @@ UNKNOWN_OPTION = (
         ),
         ({"limiter": "1/minute", "times": 2, "seconds": 5}, f"{UNKNOWN_OPTION} 'times'; the limit is one text: '2 per"),
         ({"storage_uri": "redis://localhost"}, f"{UNKNOWN_OPTION} 'storage_uri'; did you mean store=?"),
+        (
+            {"limiter": "1/minute", "enabled": False},
+            f"{UNKNOWN_OPTION} 'enabled'; did you mean exempt=? (docs/coming-from",
+        ),
+        ({"override_defaults": True}, f"{UNKNOWN_OPTION} 'override_defaults'; a pattern in routes= replaces limiter=,"),
+        ({"key_style": "url"}, f"{UNKNOWN_OPTION} 'key_style'; RateLimit counts each endpoint, routes= each pattern"),
+        (
+            {"in_memory_fallback_enabled": True},
+            f"{UNKNOWN_OPTION} 'in_memory_fallback_enabled'; a store counts in memory",
+        ),
         ({"default_limits": ["1/minute"]}, f"{UNKNOWN_OPTION} 'default_limits'; put Depends(RateLimit(...)) on"),
         ({"limiter": "1/minute", "strategy": "moving-window"}, f"{UNKNOWN_OPTION} 'strategy'; say it in the limit:"),
         (

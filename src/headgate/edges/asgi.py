@@ -74,8 +74,9 @@ class RateLimitMiddleware:
         counts_in = self._opened if isinstance(store, str) else store
         private = is_memory(store)
         self._guard: Final = Guard(
-            where, options, limiter=limiter, gate=gate, store=counts_in, name=name, private=private, awaits=True
-        )
+            where, options, limiter=limiter, gate=gate, store=counts_in, name=name, private=private, awaits=True,
+            arguments=("limiter", "gate", "store", "name", "websocket"),
+        )  # fmt: skip
         self._websockets: Final = WebSocketMiddleware(app, self._guard, websocket)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

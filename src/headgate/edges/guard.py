@@ -88,7 +88,7 @@ class Options(TypedDict, total=False):
 
 
 _MOST_PINNED: Final = 100  # limits of a function for which the store keeps a table
-_ARGUMENTS: Final = ("limiter", "gate", "store", "name")  # of the edges, beside their options
+_ARGUMENTS: Final = ("limiter", "gate", "store", "name")  # of an edge, beside its options
 
 
 class DenialResponse(NamedTuple):
@@ -105,7 +105,7 @@ class Guard:
     A limit is counted in `store`, under `name`; without a store, in a memory of its own. `private` says that this is
     the process's memory, and that no store object was given. `label` is the name of the limit in headers and bodies, if
     that isn't the limiter's. `tiers` are those that the gate's policy had when the edge was made: a reload may have
-    removed some.
+    removed some. `arguments` are those that the edge takes itself.
     """
 
     def __init__(
@@ -121,11 +121,12 @@ class Guard:
         private: bool = False,
         tiers: tuple[str, ...] = (),
         awaits: bool,
+        arguments: tuple[str, ...] = _ARGUMENTS,
         unsupported: Mapping[str, str] = {},
     ) -> None:
         self._where: Final = where
         self._awaits: Final = awaits
-        known = [option for option in (*_ARGUMENTS, *Options.__annotations__) if option not in unsupported]
+        known = [option for option in (*arguments, *Options.__annotations__) if option not in unsupported]
         for option, given in options.items():
             if option in unsupported:
                 refuse(where, unsupported[option], option)  # not the value: a URL may have a password
