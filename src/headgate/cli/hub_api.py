@@ -424,7 +424,7 @@ class HubApi:
             detail = f"unknown token, from {self._origin}"
         elif status == 403:
             detail = f"{detail}; got the token from {self._origin}"
-        elif not detail:  # a proxy's, or that of another server: what the status means for a hub doesn't count
+        elif not detail or "error" not in problem:  # a proxy's, or another server's: no status of a hub
             detail = f"expected the answer of a headgate hub, got HTTP status {status}; is the address right?"
             status = 0
         raise HubError(status, f"{self.url}: {detail}", str(problem.get("error", "")))
