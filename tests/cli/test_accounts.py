@@ -196,6 +196,15 @@ def test_f1_an_agent_that_loses_its_account_because_no_path_was_named_is_pointed
     assert headgate("accounts", "move", "planner")[1] == "planner belongs to acme/search now\n"
 
 
+@pytest.mark.parametrize("verb", [["unset"], ["unset", "usd"], ["plan"]])
+def test_f1_an_account_that_nothing_names_is_not_called_new_where_nothing_is_set(
+    gate: Gate, headgate: Command, verb: list[str]
+) -> None:
+    code, _, err = headgate("accounts", verb[0], "acme/serach", *verb[1:])
+    assert (code, err) == (0, "note: nothing names an account 'acme/serach'\n")
+    assert "acme/serach" not in headgate("accounts")[1]
+
+
 def test_f1_holds_of_an_account_that_nothing_names_are_none_and_the_name_may_be_misspelt(
     gate: Gate, headgate: Command, printed_json: Callable[..., Any]
 ) -> None:

@@ -102,7 +102,7 @@ def _add_changes(verbs: Commands) -> None:
         "Give an account or an agent a plan of the policy; without one, that of the policy.",
         "headgate accounts plan acme pro",
         "headgate accounts plan acme/search/planner free",
-        note=lambda _, options, answer: _note_path(options.path, answer),
+        note=lambda _, options, answer: _note_path(options.path, answer, changed=options.plan is not None),
     )
     _add_path(verb)
     verb.add_argument("plan", nargs="?", metavar="PLAN", help="name of the plan (default: that of the policy)")
@@ -228,28 +228,33 @@ def _some(names: list[str]) -> str:
 
 def _set(options: argparse.Namespace) -> int:
     limits, hub = given_limits(options), hub_from(options)
-    return _print_changed(options, hub, hub.set_account(options.path, limits))
+    return _print_limits(options, hub, hub.set_account(options.path, limits), changed=True)
 
 
 def _unset(options: argparse.Namespace) -> int:
     limits, hub = removed_limits(options), hub_from(options)
-    changed = hub.set_account(options.path, limits) if limits else hub.reset_account(options.path)
-    return _print_changed(options, hub, changed)
+    answer = hub.set_account(options.path, limits) if limits else hub.reset_account(options.path)
+    return _print_limits(options, hub, answer, changed=False)
 
 
-def _print_changed(options: argparse.Namespace, hub: HubApi, answer: dict[str, Any]) -> int:
+def _print_limits(options: argparse.Namespace, hub: HubApi, answer: dict[str, Any], *, changed: bool) -> int:
     print_answer(options, hub, answer, lambda: table_text(COLUMNS, limit_rows(answer)))
     if not options.json:
-        _note_path(options.path, answer)
+        _note_path(options.path, answer, changed=changed)
     return 0
 
 
-def _note_path(path: str, answer: dict[str, Any]) -> None:
-    """Print a note if nothing had named an account before, or if the path ends in an agent that isn't registered."""
+def _note_path(path: str, answer: dict[str, Any], *, changed: bool) -> None:
+    """Print a note if nothing had named an account before, or if the path ends in an agent that isn't registered.
+
+    Unless it was `changed`, but only went back to the policy, nothing names it now.
+    """
     if answer.get("registered") is False:
         print_unregistered(split_path(path)[-1])
-    else:
+    elif changed:
         note_new_account(path, answer)
+    elif answer.get("known") is False:
+        print_error(f"note: nothing names an account {printable(path)!r}")
 
 
 def _move(hub: HubApi, options: argparse.Namespace) -> dict[str, Any]:
