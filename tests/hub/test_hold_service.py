@@ -165,7 +165,8 @@ def test_a_denial_is_a_429_that_says_what_bound(tenant: Tenant) -> None:
         "tool": "",
         "tier": "usd",
     }
-    assert re.fullmatch(r"not enough usd left in acme/search; try again in \d+ (s|minutes|hours)", found["detail"])
+    long = r"\d+ (s|minutes|hours( \d+ minutes?)?)"
+    assert re.fullmatch(rf"not enough usd left in acme/search; try again in {long}", found["detail"])
     assert found["violated-policies"] == ["5 usd/calendar day (usd of acme/search)"]
     assert tenant.left("acme") == {"usd": "5.500000"}
     assert tenant.left("acme/search/planner") == {"slots": "3", "tokens": "1000"}

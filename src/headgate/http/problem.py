@@ -108,11 +108,16 @@ def describe_bound(problem: ProblemDetails, error: RateLimited) -> ProblemDetail
 
 
 def _wait_text(seconds: int) -> str:
-    """A wait for people: in seconds, or rounded up to minutes, hours or days where that is long enough to be read."""
-    for size, unit in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
+    """A wait for people: in seconds, or rounded up to minutes or hours where that is long enough to be read."""
+    for size, unit, step, part in ((86_400, "day", 3600, "hour"), (3600, "hour", 60, "minute"), (60, "minute", 60, "")):
         if seconds > 2 * size:
-            return f"{-(-seconds // size)} {unit}"
+            whole, rest = divmod(-(-seconds // step) * step, size)
+            return f"{whole} {unit}s" + (f" {_counted(rest // step, part)}" if rest else "")
     return f"{seconds} s"
+
+
+def _counted(number: int, unit: str) -> str:
+    return f"{number} {unit}{'' if number == 1 else 's'}"
 
 
 def _describe(wait: int, no_wait_helps: bool, degraded: bool, tier: str, policy: str, slots: bool) -> ProblemDetails:
