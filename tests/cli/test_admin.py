@@ -418,7 +418,7 @@ def test_every_command_says_what_is_wrong_with_its_hub(headgate: Command, verb: 
         refused(one, "the hub\\x1b[2Jmade; a mistake")
     others: list[tuple[Any, int]] = [(b"Bad gateway", 502), ({"detail": "Not Found"}, 404)]  # the latter is FastAPI's
     for body, status in others:
-        with impostor(body, status=status) as one:
+        with scripted_server(body, status=status) as one:
             refused(one, f"expected the answer of a headgate hub, got HTTP status {status}; is the address right?")
 
 

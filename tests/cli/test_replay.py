@@ -117,18 +117,18 @@ def test_f1_holds_that_two_policies_deny_are_compared(tmp_path: Path, run: Comma
     none.write_text("")
     small.write_text('[accounts.default.agent]\nusd = "1 in all"\n[accounts.at.acme]\nusd = "9 in all"\n')
     large.write_text('[accounts.default.agent]\nusd = "2 in all"\n')
-    out = run(str(log), "--policy", str(small), "--compare", str(large)).printed()
+    out = run(str(log), "--policy", str(small), "--compare", str(large)).expect_output()
     row = re.compile(r"^holds +(\d+) +(\d+) +([-+]\d+)$", re.MULTILINE)
     assert row.findall(out) == [("3", "0", "-3")]
     assert "\n0 agents no longer denied by a tier\n" in out
     page = tmp_path / "page.html"
-    out = run(str(log), "--policy", str(none), "--compare", str(small), "--html", str(page)).printed()
+    out = run(str(log), "--policy", str(none), "--compare", str(small), "--html", str(page)).expect_output()
     assert row.findall(out) == [("0", "3", "+3")]
     text = re.sub("<[^>]*>", " ", page.read_text(encoding="utf-8"))
     assert re.search(r"\bholds\s+0\s+3\s+\+3\b", text)
     tiers = tmp_path / "tiers.csv"
     tiers.write_text("time,agent\n1700000000,planner\n")
-    assert row.findall(run(str(tiers), "--policy", str(none), "--compare", str(small)).printed()) == []
+    assert row.findall(run(str(tiers), "--policy", str(none), "--compare", str(small)).expect_output()) == []
 
 
 def test_the_summary_with_suggestions(log: str, run: Command) -> None:

@@ -54,6 +54,26 @@ def test_f1_the_error_of_a_denied_block_names_what_decided(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "1 s"),
+        (120, "120 s"),
+        (121, "3 minutes"),
+        (7200, "120 minutes"),
+        (7201, "2 hours 1 minute"),
+        (57_600, "16 hours"),
+        (172_800, "48 hours"),
+        (172_801, "2 days 1 hour"),
+        (953_068, "11 days 1 hour"),
+        (1_036_799, "12 days"),
+    ],
+)
+def test_a_long_wait_is_told_in_two_units_and_never_too_short(seconds: int, text: str) -> None:
+    error = RateLimited("planner", 1, "500/calendar month", seconds * 1000, bound=Bound("acme", "usd", ""))
+    assert describe_error(error).detail == f"not enough usd left in acme; try again in {text}"
+
+
+@pytest.mark.parametrize(
     ("costs", "spent", "status", "wait", "detail"),
     [
         ({"usd": "1.5"}, "4", 429, 57_600, "not enough usd left in acme/search; try again in 16 hours"),
