@@ -81,7 +81,7 @@ NAME = "error: argument AGENT: expected 1 to 128 printable characters, got"
         (["demo", "\x1b[2J\n"], "headgate demo: error: unrecognized arguments: \\x1b[2J\\n"),
         (
             ["--verbose"],
-            "headgate: error: unrecognized arguments: --verbose",
+            "headgate: error: unrecognized arguments: --verbose; did you mean --version?",
         ),
         (["policy"], "headgate policy: error: the following arguments are required: COMMAND"),
         (
@@ -94,7 +94,8 @@ NAME = "error: argument AGENT: expected 1 to 128 printable characters, got"
         (["policy", "check"], "headgate policy check: error: the following arguments are required: FILE"),
         (["demo", "now"], "headgate demo: error: unrecognized arguments: now"),
         (["serve", "now"], "headgate serve: error: unrecognized arguments: now"),
-        (["serve", "--prot", "1"], "headgate serve: error: unrecognized arguments: --prot 1"),
+        (["serve", "--prot", "1"], "headgate serve: error: unrecognized arguments: --prot 1; did you mean --port?"),
+        (["serve", "--web=1"], "headgate serve: error: unrecognized arguments: --web=1; did you mean --webhooks?"),
         (
             ["override", "remove", "a", "b"],
             "headgate override remove: error: unrecognized arguments: b",

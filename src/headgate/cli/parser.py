@@ -35,7 +35,7 @@ class CommandParser(argparse.ArgumentParser):
     """Lists the commands in the error about an unknown one, and fails if its help can't be written."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(formatter_class=_Formatter, **options)
+        super().__init__(formatter_class=_Formatter, allow_abbrev=False, **options)
 
     def print_help(self, file: Any = None) -> None:
         print(self.format_help(), end="", file=file)  # argparse would hide that it can't be written
@@ -51,6 +51,9 @@ class CommandParser(argparse.ArgumentParser):
             near = [f"show {name}"] if by_path else get_close_matches(name, commands.split(", "), 1)
             hint = f"did you mean {self.prog} {near[0]}? " if near else ""
             message = f"unknown command {unknown[1]}; {hint}the commands are: {commands}"
+        option = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
+        if option and (near := get_close_matches(option[1], self._option_string_actions, 1)):
+            message += f"; did you mean {near[0]}?"
         message = re.sub(r"invalid choice: ('.*?') \(choose from (.*)\)", _expected, message)
         super().error(printable(message))
 
