@@ -21,7 +21,8 @@ class WindowLog:
     Entries before `first` have been dropped, though their place may still be there; `gone` is the sum up to them.
 
     Whatever the garbage collector tracks is made before the log is changed: making it may run a finalizer that checks
-    the same key.
+    the same key. A signal's handler may interrupt it after any call: then the last sums may belong to no time, and
+    count nothing. What must not be torn apart is written without a call in between.
     """
 
     __slots__ = ("first", "gone", "sums", "times")
@@ -34,12 +35,14 @@ class WindowLog:
 
     def used(self) -> i64:
         """The costs of all entries."""
-        return i64(self.sums[-1]) - self.gone if self.sums else 0
+        count: i64 = len(self.times)
+        return i64(self.sums[count - 1]) - self.gone if count else 0
 
     def used_after(self, moment: i64) -> i64:
         """The costs of the entries after a moment."""
         first = self.first_after(moment)
-        return self.used() if first == self.first else i64(self.sums[-1]) - i64(self.sums[first - 1])
+        used = self.used()
+        return used if first == self.first else used + self.gone - i64(self.sums[first - 1])
 
     def first_after(self, moment: i64) -> i64:
         """The index of the first entry after a moment."""
@@ -58,21 +61,21 @@ class WindowLog:
                 del self.times[dropped]
                 del self.sums[dropped]
                 self.first = 0
-                if not self.sums:
+                if not self.times:
                     self.gone = 0
 
     def add(self, now: i64, cost: i64) -> None:
         """Add a request. One at the time of the newest, or before it by a clock that stepped back, joins that entry."""
-        if not self.sums:
-            self.times.append(now)
-            self.sums.append(cost)
+        count: i64 = len(self.times)
+        total = i64(self.sums[count - 1]) + cost if count else cost
+        if count and self.times[-1] >= now:
+            self.sums[count - 1] = total
             return
-        total = i64(self.sums[-1]) + cost
-        if self.times[-1] >= now:
-            self.sums[-1] = total
+        if len(self.sums) > count:
+            self.sums[count] = total
         else:
-            self.times.append(now)
             self.sums.append(total)
+        self.times.append(now)
 
     def give_back(self, moment: i64, cost: i64) -> None:
         """Take a cost out of the entry of a moment, if that is still there. All sums from there on shrink by it."""
@@ -84,14 +87,14 @@ class WindowLog:
         for i in range(place, len(self.sums)):
             self.sums[i] -= given
         if self.sums[place] == before:
-            self.times.pop(place)
-            self.sums.pop(place)
+            del self.times[place]
+            del self.sums[place]
         if len(self.times) == self.first:  # nothing is left: begin anew, without the places of those that were dropped
+            self.first = 0
+            self.gone = 0
             while self.times:
                 self.times.pop()
                 self.sums.pop()
-            self.first = 0
-            self.gone = 0
 
 
 class SlidingWindow(Limit):

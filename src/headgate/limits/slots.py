@@ -23,32 +23,39 @@ class Leases:
         self._heap: list[int] = []  # all these ends, and some of leases that are over
         self._late: list[int] = []  # the same, negated, so that the last end comes first
 
+    # Between a change of `_counts` and that of `used` nothing is called, so that no signal's handler interrupts them.
+    # An end is in the heaps before it is counted, and as long as it is.
+
     def drop_ended(self, now: i64) -> None:
         """Drop the leases that have ended by now."""
         while self._heap and self._heap[0] <= now:
-            self.used -= self._counts.pop(heappop(self._heap), 0)
+            end = self._heap[0]
+            ended = self._counts.get(end, 0)
+            if ended > 0:
+                del self._counts[end]
+                self.used -= ended
+            heappop(self._heap)
 
     def take(self, end: i64) -> None:
-        self.used += 1
-        before = self._counts.get(end, 0)
-        self._counts[end] = before + 1
-        if before == 0:
+        if end not in self._counts:
             if max(len(self._heap), len(self._late)) > 2 * len(self._counts) + 64:
                 ends = sorted(self._counts)  # a heap, and so are they negated and reversed
                 self._heap = ends
                 self._late = [-one for one in reversed(ends)]
-            else:
-                heappush(self._heap, end)
-                heappush(self._late, -end)
+            heappush(self._heap, end)
+            heappush(self._late, -end)
+        before = self._counts.get(end, 0)
+        self._counts[end] = before + 1
+        self.used += 1
 
     def free(self, end: i64) -> None:
         """End a lease before its time. One that has ended is gone already."""
         before = self._counts.get(end, 0)
         if before > 1:
             self._counts[end] = before - 1
+            self.used -= 1
         elif before == 1:
-            self._counts.pop(end)
-        if before > 0:
+            del self._counts[end]
             self.used -= 1
 
     def first(self) -> i64:

@@ -218,8 +218,8 @@ class TokenBucket(Limit):
             least = headroom.least(serial)
             given = least if held - actual > least // self._unit else (held - actual) * self._unit
             if given > 0:
-                state.level += given
                 headroom.give_back(serial, given)
+                state.level += given
 
     def close(self, state: State, mark: i64, serial: i64) -> None:
         assert isinstance(state, BucketState)

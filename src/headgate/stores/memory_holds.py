@@ -34,13 +34,14 @@ from headgate.stores.holds import (
 from headgate.stores.memory_pieces import (
     Demand,
     binding,
-    correct,
+    charge_more,
     find_tables,
     free_slots,
-    move_slots,
+    give_back,
     peek,
     refuse_twice,
     same_limits,
+    take_slots,
 )
 from headgate.stores.memory_tables import LATER, Tables
 
@@ -170,12 +171,16 @@ class MemoryHolds:
         if table.calendar:
             limit.align(state, tables.wall_ahead(now))
         limit.wait(state, now, 0)
-        held.settle(state, now, held.cost, actual)
-        if table.slots:
-            limit.free_slot(state, held.end)
+        before, end = held.cost, held.end
+        if actual <= before:  # see `settle`
+            held.cost = actual
+            held.status = status
+        held.settle(state, now, before, actual)
         held.cost = actual
         held.status = status
         held.end = now
+        if table.slots:
+            limit.free_slot(state, end)
         held.counted = None
         self._unindexed.remove(held)
         return limit.decide(state, now, 1, limit.wait(state, now, 1), low)
@@ -239,6 +244,9 @@ class MemoryHolds:
     def settle(
         self, asks: Sequence[Ask], low: i64, hold_id: str, costs: Sequence[int] | None, cancel: bool
     ) -> HoldAnswer:
+        # A signal's handler may interrupt it anywhere, and it may be repeated then. So what costs more is charged
+        # before the hold has ended, and what costs less is given back afterwards: too much may stay counted, never too
+        # little.
         now = self._begin()
         held = self._known(asks, hold_id, now)
         before = held.all_costs()
@@ -253,30 +261,26 @@ class MemoryHolds:
         pieces = held.pieces()
         find_tables(self._tables, pieces)
         self._record_settlement(held, pieces, status, actual, now)
-        parts = self._end(held, pieces, asks, actual, low, now)
+        counted, end = (0,) * len(before) if held.released else before, held.end
+        charge_more(self._tables, held, pieces, counted, actual, now)
         holds = self._by_key[held.table.name, held.key]
-        if held.end > now:
+        if end > now:
             holds.open -= 1
         held.costs = actual
         held.status = status
         held.end = now
+        free_slots(pieces, end, now)
+        give_back(self._tables, held, pieces, counted, actual, now)
+        parts = self._close(held, pieces, asks, low, now)
         self._remember(held, holds)
         if parts is None:
             return self._answer(held, asks, 1, low, now)
         return HoldAnswer(binding(parts, asks), status, actual, 0, parts)
 
-    def _end(
-        self,
-        held: MemoryHold,
-        pieces: list[HeldPiece],
-        asks: Sequence[Ask],
-        actual: tuple[int, ...],
-        low: i64,
-        now: i64,
+    def _close(
+        self, held: MemoryHold, pieces: list[HeldPiece], asks: Sequence[Ask], low: i64, now: i64
     ) -> tuple[Decision, ...] | None:
-        """Count what a hold has cost, and say what a peek says then; None if the asks are others than the hold's."""
-        free_slots(held, pieces, now)
-        correct(self._tables, held, pieces, actual, now)
+        """Let nothing come back to a hold any more, and say what a peek says; None if the asks are others than its."""
         limits = [piece.limit for piece in pieces] if asks is held.asks else same_limits(pieces, asks)
         parts: list[Decision] = []
         for i in range(len(pieces)):
@@ -397,11 +401,14 @@ class MemoryHolds:
 
     def _move(self, held: MemoryHold, pieces: list[HeldPiece], now: i64, end: i64) -> None:
         """Let the lease of an open hold end at another time."""
-        if end != held.end:
-            move_slots(held, pieces, now, 0 if end <= now else end)
-            if end <= now:
+        before = held.end
+        if end != before:
+            if end > now:
+                take_slots(pieces, end, now)  # before the others are free: an interruption must not leave it without
+            else:
                 self._by_key[held.table.name, held.key].open -= 1
             held.end = end
+            free_slots(pieces, before, now)
             self._expect_release(held)
             if end <= now:
                 self.release_due(now)
@@ -425,13 +432,13 @@ class MemoryHolds:
         while self._due and self._due[0][0] <= now:
             end, _, held = heapq.heappop(self._due)
             if held.status == OPEN and held.end == end and not held.released and not held.forgotten:
-                pieces = held.pieces()
+                pieces, before = held.pieces(), held.all_costs()
                 find_tables(self._tables, pieces)
-                correct(self._tables, held, pieces, (0,) * len(held.all_costs()), now)
+                held.released = True  # first: if it is interrupted, it is not given back again by a settlement
+                give_back(self._tables, held, pieces, before, (0,) * len(before), now)
                 for piece in pieces:
                     piece.close_all(piece.state)
                     piece.leave()
-                held.released = True
                 self._record_release(held, pieces, now)
         self._tables.due = self._due[0][0] if self._due else LATER
 

@@ -135,33 +135,69 @@ def find_tables(tables: Tables, pieces: list[HeldPiece]) -> None:
             piece.table = tables.table_of(piece.table.name, piece.limit)
 
 
-def correct(tables: Tables, held: MemoryHold, pieces: list[HeldPiece], actual: tuple[int, ...], now: i64) -> None:
-    """Count `actual` for each ask of a hold instead of what is counted now. The states stay with the pieces."""
-    before, places = held.all_costs(), held.places()
+def charge_more(
+    tables: Tables,
+    held: MemoryHold,
+    pieces: list[HeldPiece],
+    before: tuple[int, ...],
+    actual: tuple[int, ...],
+    now: i64,
+) -> None:
+    """Count `actual` for each ask of a hold that costs more than `before`, which is counted now."""
+    more = False
+    for i in range(len(before)):
+        more = more or actual[i] > before[i]
+    if not more:  # as most
+        return
+    places = held.places()
+    ahead = _ahead(tables, pieces, now)
+    for i in range(len(pieces)):
+        piece = pieces[i]
+        place = i if places is None else places[i]
+        if actual[place] > before[place]:
+            piece.find(piece.limit, 0, now, ahead)
+            piece.count(piece.state, now, before[place], actual[place])
+            piece.keep(now)
+            piece.leave()
+
+
+def give_back(
+    tables: Tables,
+    held: MemoryHold,
+    pieces: list[HeldPiece],
+    before: tuple[int, ...],
+    actual: tuple[int, ...],
+    now: i64,
+) -> None:
+    """Count `actual` for each ask of a hold that costs less than `before`. The states stay with the pieces."""
+    places = held.places()
     ahead = _ahead(tables, pieces, now)
     for i in range(len(pieces)):
         piece = pieces[i]
         piece.find(piece.limit, 0, now, ahead)
         place = i if places is None else places[i]
-        piece.count(piece.state, now, 0 if held.released else before[place], actual[place])
+        if actual[place] < before[place]:
+            piece.count(piece.state, now, before[place], actual[place])
         piece.keep(now)
 
 
-def free_slots(held: MemoryHold, pieces: list[HeldPiece], now: i64) -> None:
-    """Free the slots of a hold whose lease has not ended; those of others are free already."""
-    if held.end > now:
-        move_slots(held, pieces, now, 0)
+def free_slots(pieces: list[HeldPiece], end: i64, now: i64) -> None:
+    """Free the slots of a hold whose lease, until `end`, has not ended; those of others are free already."""
+    if end > now:
+        for piece in pieces:
+            if piece.table.slots:
+                piece.find(piece.limit, 0, now, 0)
+                piece.limit.free_slot(piece.state, end)
+                piece.leave()
 
 
-def move_slots(held: MemoryHold, pieces: list[HeldPiece], now: i64, end: i64) -> None:
-    """Let the slots of a hold be taken until `end`, or not at all any more if it is 0."""
+def take_slots(pieces: list[HeldPiece], end: i64, now: i64) -> None:
+    """Take the slots of a hold until `end`."""
     for piece in pieces:
         if piece.table.slots:
             piece.find(piece.limit, 0, now, 0)
-            piece.limit.free_slot(piece.state, held.end)
-            if end != 0:
-                piece.limit.take_slot(piece.state, end)
-                piece.keep(now)  # its key may have been forgotten, but not the hold, which belongs to another
+            piece.limit.take_slot(piece.state, end)
+            piece.keep(now)  # its key may have been forgotten, but not the hold, which belongs to another
             piece.leave()
 
 

@@ -138,19 +138,30 @@ class Table:
         if not old:
             self.old = None
             return 0
+        # The last entry, which `popitem` takes. It is put into its new dict first: a signal's handler may interrupt
+        # this after any call, and must not lose it.
+        key = next(reversed(old), None)
+        state = None if key is None else old.get(key)
+        if key is None or state is None or old is not self.old:  # taken by another thread, or cleared meanwhile
+            return 0
+        kept = not self.rule.idle(state, now - _RECENT)
+        if kept:
+            self.dicts[self.shard(key)][key] = state
         try:
-            key, state = old.popitem()
+            last, found = old.popitem()
         except KeyError:  # another thread had the last one
             return 0
-        if old is not self.old:  # cleared meanwhile
+        if old is not self.old:
             return 0
-        if self.rule.idle(state, now - _RECENT):
-            self.size -= 1
-            self.store.size -= 1
-            self.store.changes += 1
-            return 1
-        self.dicts[self.shard(key)][key] = state
-        return 0
+        if last is not key or not (kept or self.rule.idle(found, now - _RECENT)):  # it was used meanwhile
+            self.dicts[self.shard(last)][last] = found
+            return 0
+        if kept:
+            return 0
+        self.size -= 1
+        self.store.size -= 1
+        self.store.changes += 1
+        return 1
 
 
 class LimitTable(Table):

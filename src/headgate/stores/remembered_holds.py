@@ -19,7 +19,7 @@ from headgate.stores.hold_terms import LONGEST_LEASE
 from headgate.stores.holds import OPEN, HoldState, HoldTerms
 from headgate.stores.memory_file import BudgetRow, CountRow, HoldKey, HoldRow, MemoryFile, MeterRow
 from headgate.stores.memory_holds import MemoryHolds
-from headgate.stores.memory_pieces import correct, free_slots
+from headgate.stores.memory_pieces import free_slots, give_back
 from headgate.stores.memory_tables import Entry, Tables
 
 _LONGEST: Final[i64] = LONGEST_LEASE
@@ -131,8 +131,9 @@ class RememberedHolds(MemoryHolds):
         except BaseException as error:
             if not isinstance(error, StoreError):  # an interruption: it may have been written
                 self.file.forget_later(_key(held))
-            free_slots(held, pieces, now)
-            correct(self._tables, held, pieces, (0,) * len(held.all_costs()), now)
+            costs = held.all_costs()
+            free_slots(pieces, held.end, now)
+            give_back(self._tables, held, pieces, costs, (0,) * len(costs), now)
             for piece in pieces:
                 piece.close_all(piece.state)
             raise
