@@ -218,3 +218,15 @@ def test_f1_csv_has_no_formulas() -> None:
 def test_f1_csv_has_a_name_for_each_column() -> None:
     totals = [UsageTotal(("planner", "usd"), Decimal(5))]
     assert usage_csv(["agent"], totals).split() == ["agent,resource,amount", "planner,usd,5"]
+
+
+def test_groups_of_csv_are_one_text_as_those_of_the_totals() -> None:
+    totals = [UsageTotal(("planner", "usd"), Decimal(5))]
+    assert usage_csv("agent,resource", totals).split() == ["agent,resource,amount", "planner,usd,5"]
+    assert usage_csv(iter(["agent"]), totals).split() == ["agent,resource,amount", "planner,usd,5"]
+
+
+@pytest.mark.parametrize("day", [date.min, date.max, datetime(2026, 11, 19, tzinfo=UTC), "2026-11-19"])
+def test_a_day_that_is_refused_is_told_which_are_taken(day: Any) -> None:
+    with pytest.raises(InvalidInput, match="first: expected a date without a time, from 1971-01-01 to 9989-12-31, got"):
+        Gate(POLICY).usage(day, date(2026, 11, 19))

@@ -296,7 +296,7 @@ class GateAccounts(GateHolds):
 
 def _check_day(where: str, day: object) -> date:
     if not isinstance(day, date) or isinstance(day, datetime) or not 1970 < day.year < 9990:
-        refuse(where, "a date", day)
+        refuse(where, "a date without a time, from 1971-01-01 to 9989-12-31", day)
     return day
 
 

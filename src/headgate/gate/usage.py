@@ -49,13 +49,17 @@ def usage_groups(by: Iterable[str], accounts: Accounts) -> tuple[str, ...]:
     known = [*PERIODS, "account", *accounts.levels[: accounts.agent_level], "agent", "tool", RESOURCE]
     if not isinstance(by, Iterable):
         refuse("by", f"some of {', '.join(dict.fromkeys(known))}", by)
-    groups = tuple(by.split(",")) if isinstance(by, str) else tuple(by)
+    groups = _split(by)
     for group in groups:
         if group not in known:
             refuse("by", f"some of {', '.join(dict.fromkeys(known))}", group)
     if len(set(groups)) < len(groups) or set(PERIODS) <= set(groups):
         refuse("by", "each group once, and either day or month", ",".join(groups))
     return groups if RESOURCE in groups else (*groups, RESOURCE)
+
+
+def _split(groups: Iterable[str]) -> tuple[str, ...]:
+    return tuple(groups.split(",")) if isinstance(groups, str) else tuple(groups)
 
 
 def usage_totals(rows: Iterable[Usage], groups: Sequence[str], accounts: Accounts) -> list[UsageTotal]:
@@ -91,14 +95,16 @@ def _at_level(path: str, level: int) -> str:
     return "" if len(found) <= level or NO_ACCOUNT in found[level].split("/") else found[level]
 
 
-def usage_csv(groups: Sequence[str], totals: Iterable[UsageTotal]) -> str:
+def usage_csv(groups: Iterable[str], totals: Iterable[UsageTotal]) -> str:
     """Totals by these groups as CSV, with a header, in which a missing "resource" is the last group as in the totals.
 
-    A name that a spreadsheet would take for a formula begins with an apostrophe.
+    The groups may be one text, with commas between them, as for the totals. A name that a spreadsheet would take for a
+    formula begins with an apostrophe.
     """
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow([*groups, *([] if RESOURCE in groups else [RESOURCE]), "amount"])
+    header = _split(groups)
+    writer.writerow([*header, *([] if RESOURCE in header else [RESOURCE]), "amount"])
     for one in totals:
         writer.writerow([*map(_cell, one.group), amount_text(one.amount)])
     return text.getvalue()
