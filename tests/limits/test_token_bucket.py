@@ -26,6 +26,7 @@ from headgate import (
     per_minute,
     per_second,
 )
+from headgate.limits.token_bucket import BucketState
 from tests.support.refusals import refusal
 
 ALL = [
@@ -116,6 +117,22 @@ def test_parts_of_joined_limits_are_flat_and_unique() -> None:
     one, two, three = per_second(1), per_second(2), per_second(3)
     assert AllOf([one, AllOf([two, one]), three]).parts == (one, two, three)
     assert one.parts == (one,)
+
+
+@pytest.mark.parametrize("actual", [0, 1, 2, 5])
+def test_a_bucket_without_open_holds_remembers_no_headroom(actual: int) -> None:
+    bucket = per_second(10)
+    state = BucketState(bucket.integers()[4], 0)
+    bucket.prepare(state)
+    marks = []
+    for _ in range(3):
+        bucket.spend(state, 0, 2)
+        marks.append(bucket.mark(state))
+    for mark, serial in marks:
+        bucket.settle(state, 0, 2, actual, mark, serial)
+    assert state.level == bucket.integers()[1] * (10 - 3 * actual)
+    assert state.headroom is not None
+    assert (state.headroom.top, state.headroom.size) == (None, 0)
 
 
 def test_e2_limited_is_signals_per_second() -> None:

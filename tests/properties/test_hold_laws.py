@@ -277,14 +277,21 @@ def test_the_least_headrooms_are_those_of_all_that_were_seen(steps: list[tuple[s
             seen.add(room)
         elif move == "settle" and held:
             serial = sorted(held)[choice % len(held)]
-            given_back = min(amount, held.pop(serial), kept.least(serial))
+            least = kept.least(serial)
+            given_back = min(amount, held.pop(serial), least)
+            lone = kept.close_lone(serial, room) if choice % 2 else -1
+            if lone < 0:
+                if given_back:
+                    kept.give_back(serial, given_back)
+                kept.close(serial)
+            else:
+                assert lone == least
             if given_back:
-                kept.give_back(serial, given_back)
                 seen.give_back(serial, given_back)
                 room -= given_back
-            kept.close(serial)
         most_open = max(most_open, len(held))
         assert kept.size <= min(MOST, len(held)), "entries without open holds are dropped"
+        assert (kept.top is None) == (kept.size == 0)
         for serial in held:
             least, most = kept.least(serial), max(seen.least(serial), 0)
             assert least <= most

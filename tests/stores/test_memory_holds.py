@@ -197,6 +197,33 @@ def test_a_lone_hold_is_settled_where_its_key_is_counted_now() -> None:
     assert hold.settle(8).remaining == 4
 
 
+def test_a_lone_hold_gives_nothing_back_to_a_bucket_that_was_begun_anew() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    limiter = Limiter(per_second(10), store=store)
+    limiter.hold("a").settle()  # the first one of a key is made in another way
+    before = limiter.hold("a", 9, lease=600)
+    clock.advance(2)  # it is full again, and dropped
+    for number in range(200):
+        limiter.check(f"other-{number % 3}", 10)
+        clock.advance(1)
+    assert len(store) < 4
+    assert limiter.check("a").remaining == 9
+    hold = limiter.hold("a", 5, lease=600)
+    assert before.settle(0).remaining == 4
+    assert hold.cancel().remaining == 9
+
+
+def test_a_lone_hold_leaves_no_larger_debt_than_one_with_an_id() -> None:
+    limiter = Limiter(per_second(10), store=MemoryStore(clock=ManualClock()))
+    limiter.hold("plain", 1).settle(2**53 - 1)
+    limiter.hold("named", 1, hold_id="one").settle(2**53 - 1)
+    debt = (2**53 - 1) // 100_000  # tokens
+    for key in ("plain", "named"):
+        limiter.refund(key, debt)
+        assert limiter.refund(key, 6).remaining == 5
+
+
 def test_a_hold_without_room_is_denied_and_an_extension_too() -> None:
     clock = ManualClock()
     store = MemoryStore(clock=clock, max_keys=1)
