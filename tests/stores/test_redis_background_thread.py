@@ -15,23 +15,32 @@ pytestmark = pytest.mark.once
 class Letters:
     """Letters that wait, and those that were sent."""
 
-    def __init__(self, *, delay: float = 0.0) -> None:
+    def __init__(self, *, name: str = "letters", delay: float = 0.0) -> None:
         self.waiting: deque[int] = deque()
         self.sent: list[int] = []
         self.open = threading.Event()
         self.open.set()
         self.late: deque[int] = deque()
         """Letters that are added at the very moment at which the thread finds nothing."""
-        self.thread = BackgroundThread("letters", "letters", self._send, self._waits, delay=delay, pause=PATIENCE)
+        self.every = 0.0
+        self.restless = False
+        """Whether the thread asks for itself to be started, as a finalizer that it runs may do."""
+        self.thread = BackgroundThread(name, "letters", self._send, self._waits, delay=delay, pause=PATIENCE)
 
     def add(self, number: int) -> None:
         self.waiting.append(number)
         self.thread.start()
 
+    def has_sent(self, count: int) -> bool:
+        return len(self.sent) >= count
+
     def _waits(self) -> bool:
         found = bool(self.waiting)
         if not found and self.late and threading.current_thread().name == "letters":
             self.add(self.late.popleft())
+        if self.restless and threading.current_thread().name == "letters":
+            self.restless = False
+            self.thread.start()
         return found
 
     def _send(self) -> float:
@@ -39,7 +48,7 @@ class Letters:
         if self.waiting[0] < 0:
             raise ValueError(self.waiting.popleft())
         self.sent.append(self.waiting.popleft())
-        return 0.0
+        return self.every
 
 
 def threads() -> int:
@@ -75,6 +84,52 @@ def test_it_waits_at_first_and_may_be_woken() -> None:
     assert letters.sent == []
     letters.thread.wake()
     wait_for(lambda: letters.sent, "the letter")
+
+
+def test_a_wake_is_for_one_call() -> None:
+    letters = Letters(delay=10 * PATIENCE)
+    letters.every = 10 * PATIENCE
+    for number in range(100):
+        letters.add(number)
+    for calls in (1, 2):
+        letters.thread.wake()
+        wait_for(partial(letters.has_sent, calls), "the call")
+    assert letters.sent == [0, 1]
+    letters.thread.close()
+
+
+def test_a_finalizer_in_the_thread_starts_no_other_beside_it() -> None:
+    letters = Letters()
+    letters.restless = True
+    letters.open.clear()
+    for number in range(3):
+        letters.add(number)
+    letters.every = 10 * PATIENCE
+    letters.open.set()
+    wait_for(lambda: not letters.restless, "the finalizer")
+    wait_for(lambda: threads() == 1 and len(letters.sent) == 2, "one of the two")
+    letters.thread.close()
+    assert threads() == 0
+
+
+def test_a_finalizer_as_it_starts_starts_no_other() -> None:
+    class Name(str):
+        """Starts the thread as `Thread` reads its name: a finalizer may do so wherever something is made."""
+
+        calls = 0
+
+        def __str__(self) -> str:
+            Name.calls += 1
+            if Name.calls == 1:
+                letters.thread.start()
+            return str.__str__(self)
+
+    letters = Letters(name=Name("letters"))
+    letters.open.clear()
+    letters.add(1)
+    assert (Name.calls, threads()) == (2, 1)
+    letters.open.set()
+    letters.thread.close()
 
 
 def test_an_error_ends_it_not_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -44,15 +44,17 @@ class BackgroundThread:
     def start(self) -> None:
         """Start the thread if something waits. One that can't be started is tried again at the next call."""
         if not self._runs() and self._waits():
-            with self._lock:
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            with self._lock:  # which a finalizer in this thread passes: what is made above may run one
                 if not self._runs() and not self._closed:
-                    thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                    self._thread = thread
                     try:
                         thread.start()
                     except RuntimeError as error:
                         self._log(logging.ERROR, f"{self._what} can't be sent to the store yet: {error}")
-                    else:
-                        self._thread = thread
+                    finally:
+                        if not thread.is_alive():
+                            self._thread = None
 
     def _runs(self) -> bool:
         return self._thread is not None
@@ -77,7 +79,7 @@ class BackgroundThread:
                     _log.exception("%s could not be sent to the store, and are tried again", self._what)
             with self._lock:
                 thread, self._thread = self._thread, None  # first: whoever adds something now waits for the lock
-                if not self._waits():
+                if not self._waits() or self._runs():  # a finalizer may have started another
                     return
                 self._thread = thread
 
