@@ -135,20 +135,36 @@ def test_a_finalizer_as_it_starts_starts_no_other() -> None:
 def test_an_error_ends_it_not_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     letters = Letters()
     letters.open.clear()
-    for number in (-1, -1, -2, 5):
+    for number in (-1, -1, -2, 5, -2, 6):
         letters.add(number)
     letters.open.set()
 
     def attempts(number: int) -> bool:
-        return len(letters.waiting) <= 4 - number
+        return len(letters.waiting) <= number
 
-    for number in (1, 2, 3):
-        wait_for(partial(attempts, number), "the attempt")
+    for left in (5, 4, 3, 1):
+        wait_for(partial(attempts, left), "the attempt")
+        assert len(letters.waiting) == left, "after an error it pauses"
         letters.thread.wake()
-    wait_for(lambda: letters.sent == [5], "the last one")
+    wait_for(lambda: letters.sent == [5, 6], "the last one")
     said = [record.getMessage() for record in caplog.records]
-    assert said == ["letters could not be sent to the store, and are tried again"] * 2
-    assert "ValueError: -2" in caplog.text
+    assert said == ["letters could not be sent to the store, and are tried again"] * 3, "again after one was sent"
+    assert caplog.text.count("ValueError: -2") == 2
+
+
+def test_one_that_can_not_be_started_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    letters = Letters()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        letters.add(1)
+    assert [record.getMessage() for record in caplog.records] == [
+        "letters can't be sent to the store yet: can't start new thread"
+    ]
+    letters.thread.start()
+    wait_for(lambda: letters.sent == [1], "the letter")
 
 
 def test_a_closed_one_sends_nothing_more() -> None:

@@ -515,6 +515,32 @@ def test_a_forked_process_has_none_of_the_tokens_that_its_parent_has_drawn(serve
     assert output(DRAWN, server.url) == "True 100\n"
 
 
+GIVEN_BACK = """
+import os, sys, threading
+from headgate import Limiter, ManualClock, per_day
+from headgate.stores.redis import RedisStore
+
+store = RedisStore(sys.argv[1], timeout=60, draw_ahead=0.5, clock=ManualClock(start=1000))
+limiter = Limiter(per_day(100), store=store)
+
+def is_started():
+    for _ in range(5):
+        limiter.check("a")
+    return "headgate-cache" in [thread.name for thread in threading.enumerate()]
+
+print(is_started(), flush=True)
+if os.fork() == 0:
+    print(is_started(), flush=True)
+    os._exit(0)
+os.wait()
+store.close()
+"""
+
+
+def test_a_forked_process_starts_its_own_thread_that_gives_tokens_back(server: ValkeyServer) -> None:
+    assert output(GIVEN_BACK, server.url) == "True\nTrue\n"
+
+
 ONE_LOOP = """
 import asyncio, os, sys
 from headgate import Limiter, per_day
