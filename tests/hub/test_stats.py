@@ -4,7 +4,7 @@ from collections import Counter
 from random import Random
 
 from headgate import Gate, ManualClock, MemoryStore, Outcome, Policy
-from headgate.hub.monitoring.stats import AGENT_SLOTS, BOUNDS, SLOT, Stats, TrafficHistory
+from headgate.hub.monitoring.stats import AGENT_SLOTS, BOUNDS, SLOT, Stats, TrafficHistory, holds_from
 from tests.support.hub import ADMIN, VIEWER, AgentConnection, hub_server
 
 
@@ -90,6 +90,33 @@ def test_an_agent_whose_account_is_full_is_known_until_a_hold_passes_or_it_is_qu
         assert full() == ["writer"]
         clock.advance(1)
         assert full() == []
+        stats.stop()
+
+
+def test_an_agent_that_is_blocked_or_finds_the_store_full_has_no_full_account() -> None:
+    clock = ManualClock(start=1000)
+    policy = Policy(accounts={"at": {"acme": {"usd": "10 in all"}}}, agents={"writer": {"account": "acme"}})
+    with Gate(policy, store=MemoryStore(clock=clock, max_keys=1)) as gate:
+        stats = Stats(gate, clock)
+        assert gate.hold("writer", {"usd": 1}).decision.degraded
+        assert not stats.is_account_full("writer")
+        gate.block("writer")
+        assert not gate.hold("writer", {"usd": 1}).decision.degraded
+        assert not stats.is_account_full("writer")
+        stats.stop()
+
+
+def test_a_hold_that_is_denied_has_the_address_of_the_block_around_it() -> None:
+    policy = Policy(accounts={"default": {"agent": {"tokens": "5 in all"}}})
+    clock = ManualClock(start=1000)
+    with Gate(policy, store=MemoryStore(clock=clock)) as gate:
+        stats = Stats(gate, clock)
+        with holds_from("10.0.0.1"):
+            with holds_from("10.0.0.2"):
+                gate.hold("planner", {"tokens": 6})
+            gate.hold("planner", {"tokens": 6})
+        gate.hold("planner", {"tokens": 6})
+        assert [denial.address for denial in stats.denials.last("planner")] == ["", "10.0.0.1", "10.0.0.2"]
         stats.stop()
 
 
