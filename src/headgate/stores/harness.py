@@ -53,8 +53,8 @@ class StoreHarness:
         return sum(bool(self.check(limit, key, cost)) for _ in range(times))
 
 
-class HoldingHarness(StoreHarness, ABC):
-    """A store that refuses what can't be done with a hold."""
+class RefusalHarness(StoreHarness, ABC):
+    """A store of holds, and what it refuses to do with them."""
 
     @abstractmethod
     def seen(self) -> tuple[object, ...]:
@@ -72,7 +72,7 @@ class HoldingHarness(StoreHarness, ABC):
         expect(f"after {what} was refused", self.seen(), before)
 
 
-class HoldHarness(HoldingHarness):
+class HoldHarness(RefusalHarness):
     """A store that can hold, and shortcuts for a single ask."""
 
     def __init__(self, make: MakeStore, limit: Limit) -> None:
@@ -111,7 +111,7 @@ class HoldHarness(HoldingHarness):
         return self.apply(Verb.PEEK, self.limit), self.holds.list_holds("", "key", 100)
 
 
-class AccountHarness(HoldingHarness):
+class AccountHarness(RefusalHarness):
     """A store of accounts, and shortcuts for some limits that are asked for together, each with its name and key.
 
     All of them have one root, under which the hold is known. Costs are those of the limits alone.
