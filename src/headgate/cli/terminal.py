@@ -151,11 +151,11 @@ def terminal_width() -> int | None:
 def print_text(text: str, colour: str = "", *, indent: str = "") -> None:
     """Print a text with unprintable characters escaped. On a terminal it wraps, its further lines indented by two."""
     text, room = printable(text), terminal_width()
-    first, *rest = [text] if room is None else wrap(text, max(room - len(indent) - 2, _NARROWEST))
-    if room is not None and display_width(indent + text) <= room:
-        first, rest = text, []
-    print(indent + coloured(first, colour, sys.stdout))
-    for line in rest:
+    lines = [text]
+    if room is not None and display_width(indent + text) > room:
+        lines = wrap(text, max(room - len(indent) - 2, _NARROWEST))
+    print(indent + coloured(lines[0], colour, sys.stdout))
+    for line in lines[1:]:
         print(f"{indent}  {coloured(line, colour, sys.stdout)}")
 
 
