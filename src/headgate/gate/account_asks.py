@@ -259,7 +259,7 @@ def check_session(session: object) -> str:
         text = str(session)  # of more digits Python may refuse it
     if not is_name(text):
         refuse("session", f"1 to {MAX_ACCOUNT} printable characters, or None for no session", session)
-    return str(text)
+    return plain_name(text)
 
 
 @lru_cache(1024)

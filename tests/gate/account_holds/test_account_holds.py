@@ -1,6 +1,7 @@
 """Holds of a gate: all accounts above an agent at once, or none."""
 
 from decimal import Decimal
+from enum import Enum
 
 import pytest
 
@@ -18,6 +19,19 @@ def test_f1_a_repeated_hold_of_an_exempt_agent_is_exempt(store: Store) -> None:
     gate.add_exemption("planner")
     holds = [gate.hold("planner", {"usd": "20"}, hold_id="job") for _ in range(2)]
     assert [(hold.decision.outcome.value, bool(hold)) for hold in holds] == [("exempt", True)] * 2
+
+
+class Run(str, Enum):  # noqa: UP042 - a `StrEnum` has another `str`
+    NIGHTLY = "run-1"
+
+
+def test_f1_a_session_that_is_a_member_of_an_enum_counts_as_its_value(gate: Gate) -> None:
+    """Its `str` would be "Run.NIGHTLY". An agent counts as its value, too."""
+    for session in (Run.NIGHTLY, "run-1", Run.NIGHTLY):
+        hold = gate.hold("planner", {"usd": "0.1"}, session=session)
+        assert (hold.session, type(hold.session)) == ("run-1", str)
+        assert gate.find_hold("planner", hold.id).session == "run-1"
+        hold.settle()
 
 
 @pytest.mark.parametrize("plan", ["more", "other"])
