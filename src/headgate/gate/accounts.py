@@ -328,7 +328,7 @@ class Accounts:
                 f"the path of an account, up to {'/'.join(levels).upper()}, with names of 1 to {MAX_ACCOUNT} characters"
             )
             refuse(where, shape, path)
-        return str(path)
+        return plain_name(path)
 
     def check_limited_path(self, where: str, path: object) -> str:
         """The path of an account or an agent that can have limits: "-" is no account."""
@@ -358,7 +358,7 @@ class Accounts:
         if not isinstance(plan, str) or plan not in self.plans:
             known = ", ".join(sorted(self.plans)) or "none: the policy has no plans"
             refuse(where, f"a plan of the policy ({known})", plan)
-        return plan
+        return plain_name(plan)
 
     def check_level(self, where: str, level: object) -> str:
         if not isinstance(level, str) or level not in self.levels:

@@ -3,6 +3,7 @@
 import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -42,6 +43,19 @@ def test_f1_a_denial_for_lack_of_room_is_no_violation_and_no_alert(clock: Manual
     gate.subscribe(events.append, Violated, AccountAlerted)
     denied = gate.hold("p", {"usd": 1})
     assert (bool(denied), denied.decision.degraded, events) == (False, True, [])
+
+
+class Name(str, Enum):  # noqa: UP042 - a `StrEnum` has another `str`
+    ACME = "acme"
+    PRO = "pro"
+
+
+def test_f1_a_member_of_an_enum_names_an_account_and_a_plan(clock: ManualClock) -> None:
+    policy = Policy(accounts={"at": {"acme": {"usd": "10 in all"}}, "plans": {"pro": {"usd": "5 in all"}}})
+    gate = Gate(policy, store=MemoryStore(clock=clock))
+    assert gate.account(Name.ACME) == gate.account("acme")
+    gate.set_account_plan("acme", Name.PRO)
+    assert type(gate.account("acme").plan) is str
 
 
 def test_f1_the_error_of_a_denied_block_names_what_decided(gate: Gate) -> None:
