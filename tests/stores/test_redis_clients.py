@@ -30,6 +30,7 @@ from headgate import (
     per_day,
 )
 from headgate.stores.base import Ask, Verb
+from headgate.stores.redis.clients import Clients
 from headgate.stores.redis.startup import PERMISSIONS, check_server
 from tests.support.redis_store import ask_until_answered
 from tests.support.valkey import PATIENCE, ValkeyServer, cluster, replicated_server, wait_for
@@ -461,3 +462,21 @@ def test_a_server_that_may_evict_keys_is_reported(
             client.config_set("maxmemory-policy", "noeviction")
     assert caplog.text.count(f"the server's maxmemory-policy is {policy}") == (policy != "noeviction")
     assert caplog.text.count("budgets, slots and holds") == (policy != "noeviction")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("unable to perform operation on <TCPTransport closed=True>; the handler is closed", redis.ConnectionError),
+        ("a mistake", RuntimeError),
+    ],
+)
+async def test_uvloops_error_for_a_closed_connection_is_one_of_the_server(text: str, error: type[Exception]) -> None:
+    async def work(_: object) -> None:
+        raise RuntimeError(text)
+
+    clients = Clients("redis://127.0.0.1:1", PATIENCE)
+    with pytest.raises(error, match=f"{text.rpartition(' ')[2]}$") as caught:
+        await clients.acall(work)
+    assert type(caught.value) is error
+    await clients.aclose()
