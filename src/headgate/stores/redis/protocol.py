@@ -4,6 +4,7 @@ The script only counts: it answers how much is left and whether a request passed
 that, by the same code as in memory.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from struct import pack
 from typing import Any, Final, Generic, TypeVar
@@ -42,10 +43,9 @@ class Request(Generic[Answer]):
         self.numbers: Final = numbers
         self.answer: Answer | BaseException | None = None
 
+    @abstractmethod
     def read(self, row: list[int], at: i64, now: i64) -> i64:
         """Read the answer from a row of numbers, from a position on, and return the position after it."""
-        # Not abstract: the class is compiled, and has subclasses that are not.
-        raise NotImplementedError
 
     def again(self) -> "Request[Answer]":
         """The same request once more, at another time."""
