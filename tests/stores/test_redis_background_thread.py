@@ -12,6 +12,10 @@ from tests.support.valkey import PATIENCE, wait_for
 pytestmark = pytest.mark.once
 
 
+ENDED = -99
+"""A letter that ends the thread."""
+
+
 class Letters:
     """Letters that wait, and those that were sent."""
 
@@ -46,7 +50,8 @@ class Letters:
     def _send(self) -> float:
         self.open.wait(PATIENCE)
         if self.waiting[0] < 0:
-            raise ValueError(self.waiting.popleft())
+            number = self.waiting.popleft()
+            raise SystemExit if number == ENDED else ValueError(number)
         self.sent.append(self.waiting.popleft())
         return self.every
 
@@ -173,3 +178,14 @@ def test_a_closed_one_sends_nothing_more() -> None:
     letters.thread.close()
     letters.add(2)
     assert (threads(), letters.sent) == (0, [])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_ends_the_thread_does_not_end_its_work() -> None:
+    """As gevent's timeouts do, which are no errors."""
+    letters = Letters()
+    letters.add(ENDED)
+    wait_for(lambda: not threads(), "the end of the thread")
+    letters.add(1)
+    wait_for(partial(letters.has_sent, 1), "the next letter")
+    letters.thread.close()

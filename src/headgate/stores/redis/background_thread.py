@@ -64,6 +64,14 @@ class BackgroundThread:
         self._woken.set()
 
     def _run(self) -> None:
+        try:
+            self._send_until_done()
+        finally:
+            with self._lock:
+                if self._thread is threading.current_thread():  # it was ended by more than an error, such as gevent's
+                    self._thread = None
+
+    def _send_until_done(self) -> None:
         seconds, reported = self._delay, ""
         while True:
             self._woken.wait(seconds)
