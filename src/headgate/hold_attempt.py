@@ -101,7 +101,7 @@ class HoldAttempt(Generic[AnyHold]):
 
     def may_wait(self, timeout: object) -> bool:
         """Whether it stands in line for so long. A timeout that can't be one is refused."""
-        if (type(timeout) is int and timeout == 0) or is_zero(timeout):
+        if (type(timeout) is int and timeout == 0) or is_zero(timeout):  # the first for speed: that is the default
             return False
         if timeout is not None:
             microseconds("timeout", timeout)

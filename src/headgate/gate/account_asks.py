@@ -109,7 +109,7 @@ class AccountAsks:
     def _path_of(self, session: str) -> str:
         last = self._last_session
         if last[0] != session:
-            last = (session, session_path(self.path, session) if session else "")
+            last = (session, session_path(self.path, session))
             self._last_session = last
         return last[1]
 

@@ -216,7 +216,7 @@ class GateHolds(GateChanges):
             self._emit(HoldChecked(hold.agent, hold.tool, bound.account, bound.resource, *about))
             if violation is not None:
                 self._emit_violation(hold.agent, "hold", bound.resource, violation)
-        if self._listeners.get(AccountAlerted):
+        if self._listeners.get(AccountAlerted):  # asked here, too, since nearly all holds end here
             self._emit_alerts(hold)
         return hold
 

@@ -17,6 +17,8 @@ from headgate.stores.held import Charge, HeldPiece, MemoryHold
 from headgate.stores.holds import refuse_uncountable
 from headgate.stores.memory_tables import Tables
 
+_FEW: Final = 16  # pieces that are compared one by one
+
 
 class Demand:
     """The demand of a new hold, or of an extension, on each piece."""
@@ -237,6 +239,10 @@ def same_limits(pieces: list[HeldPiece], asks: Sequence[Ask]) -> list[Limit] | N
 
 def refuse_twice(tables: Tables, pieces: list[HeldPiece]) -> None:
     """Refuse a key that is asked for twice."""
+    if len(pieces) > _FEW:
+        if len({(id(piece.table), piece.key) for piece in pieces}) < len(pieces):
+            refuse("asks", "each key once", [piece.key for piece in pieces])
+        return
     tables.verbs += 1
     verb = tables.verbs
     for i in range(len(pieces)):

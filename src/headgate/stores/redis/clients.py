@@ -88,7 +88,7 @@ class Clients:
         """`exchange` for a task; raises `TimeoutError` if it takes too long."""
         try:
             return await self.acall(lambda client: self._asend(client, commands), timeouts=1)
-        except TimeoutError:
+        except TimeoutError:  # not a reply: the requests that wait behind these would wait in vain, too
             raise
         except ERRORS as error:
             return [error] * len(commands)
