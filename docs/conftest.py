@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tests.support.hub import ADMIN, running
-from tests.support.valkey import Server
+from tests.support.hub import ADMIN, hub_server
+from tests.support.valkey import ValkeyServer
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    with Server() as server:
+def server() -> Iterator[ValkeyServer]:
+    with ValkeyServer() as server:
         yield server
 
 
 @pytest.fixture
 def hub() -> Iterator[str]:
-    with capture_logs(), running() as hub:  # logs would mix with the output of the examples
+    with capture_logs(), hub_server() as hub:  # logs would mix with the output of the examples
         yield str(hub)
 
 
