@@ -85,16 +85,16 @@ def test_f1_accounts_are_a_tree_with_spent_held_and_left_and_it_updates_by_itsel
         assert page.locator("#accounts-count").inner_text() == "2 accounts"
 
 
-def test_f1_an_agent_whose_account_is_full_says_so(visitors: Visitors) -> None:
+def test_f1_an_agent_whose_account_denies_says_so(visitors: Visitors) -> None:
     with hub_server(PAYS) as hub:
         hub.hub.gate.hold("writer", {"usd": "1"})
         page = visitors.come(hub, ADMIN)
-        mark = card(page, "writer").get_by_text("account full")
+        mark = card(page, "writer").get_by_text("denied by account")
         expect(card(page, "writer")).to_be_visible()
         expect(mark).to_be_hidden()
         hub.hub.gate.hold("writer", {"usd": "11"})
         expect(mark).to_be_visible()
-        take_screenshot(page, "account-full")
+        take_screenshot(page, "denied-by-account")
         hub.hub.gate.hold("writer", {"usd": "1"})
         expect(mark).to_be_hidden()
 

@@ -60,13 +60,16 @@ def test_f1_an_agent_is_shown_with_its_accounts(gate: Gate, headgate: Command) -
     assert "account" not in headgate("agents", "writer")[1]
 
 
-def test_an_agent_whose_account_is_full_is_told_apart(gate: Gate, headgate: Command) -> None:
+def test_an_agent_whose_account_denies_is_told_apart(gate: Gate, headgate: Command) -> None:
     assert not gate.hold("planner", {"usd": "21"})
     assert "planner  no" in headgate("agents")[1]
-    assert "account-full\n" in headgate("agents")[1]
-    assert "state         not connected; an account above it is full\n" in headgate("agents", "planner").expect_output()
+    assert "denied-by-account\n" in headgate("agents")[1]
+    page = headgate("agents", "planner").expect_output()
+    assert "state         not connected; an account above it denied its last hold\n" in page
     gate.hold("planner", {"usd": "1"})
-    assert "full" not in headgate("agents")[1] + headgate("agents", "planner")[1]
+    page = headgate("agents", "planner").expect_output()
+    assert "denied-by-account" not in headgate("agents").expect_output()
+    assert "denied its last hold" not in page
 
 
 def test_the_page_of_an_agent_tells_expired_holds_from_open_ones(gate: Gate, headgate: Command) -> None:

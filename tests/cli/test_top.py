@@ -219,9 +219,9 @@ async def test_names_are_shown_escaped(shared_hub: HubServer) -> None:
             assert all(line.isprintable() for line in screen(app).splitlines())
 
 
-async def test_an_agent_whose_account_is_full_has_a_letter(shared_hub: HubServer) -> None:
+async def test_an_agent_whose_account_denies_has_a_letter(shared_hub: HubServer) -> None:
     card = {"agent_id": "a", "connected": True, "usage": None, "violations": 0, "violations_last_hour": 0}
-    card |= {"wait_left_ms": 0, "exempt": False, "override": True, "blocked": False, "account_full": True}
+    card |= {"wait_left_ms": 0, "exempt": False, "override": True, "blocked": False, "denied_by_account": True}
     summary = {"violations_last_hour": 0, "worst_offenders": [], "exempt": 0, "checks_per_second": 0}
     summary |= {"denied_share": 0, "store": "memory", "address_denials": 0, "denied_addresses": []}
     with scripted_server({"agents": [card], "summary": summary}) as one:

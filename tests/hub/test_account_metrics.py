@@ -71,12 +71,12 @@ def test_f1_denied_holds_are_seen_like_denied_checks() -> None:
         state = admin.get("/api/dashboard/state").json()
         writer = admin.get("/api/admin/agents/writer").json()
         assert gate.hold("writer", {"usd": "1"})
-        assert not admin.get("/api/admin/agents/writer").json()["account_full"]
+        assert not admin.get("/api/admin/agents/writer").json()["denied_by_account"]
     summary, (card,) = state["summary"], [one for one in state["agents"] if one["agent_id"] == "writer"]
     assert (summary["checks"], summary["denied"], summary["violations_last_hour"]) == (4, 3, 0)
     assert summary["denied_share"] == 0.75
     assert (card["denied_per_minute"], card["violations"], card["rate_limited"]) == (3, 0, False)
-    assert (card["account_full"], writer["account_full"]) == (True, True)
+    assert (card["denied_by_account"], writer["denied_by_account"]) == (True, True)
     assert [(one["channel"], one["action"], one["tier"], one["last_hour"]) for one in writer["denied_actions"]] == [
         ("hold", "web", "usd", 3)
     ]

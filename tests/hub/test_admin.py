@@ -36,7 +36,7 @@ def test_violations_are_listed_the_worst_first_and_reset() -> None:
             "violations_last_hour": 3,
             "wait_left_ms": 5000,
             "rate_limited": True,
-            "account_full": False,
+            "denied_by_account": False,
             "exempt": False,
             "override": False,
             "blocked": False,

@@ -103,7 +103,7 @@ def test_b7_a_snapshot_is_followed_by_changes() -> None:
         assert set(board.agents) == {"planner", "idle"}
         idle = {
             "agent_id": "idle", "connected": True, "violations": 0, "violations_last_hour": 0, "wait_left_ms": 0,
-            "rate_limited": False, "account_full": False, "exempt": False, "override": False, "spark": [],
+            "rate_limited": False, "denied_by_account": False, "exempt": False, "override": False, "spark": [],
             "blocked": False, "denied_per_minute": 0, "role": "",
             "usage": {"channel": "ws", "tier": "light", "used": 0.0, "remaining": 10, "capacity": 10},
         }  # fmt: skip

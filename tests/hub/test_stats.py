@@ -63,7 +63,7 @@ def test_traffic_history_matches_a_full_count() -> None:
             assert trace.at(old) == tuple(came[old, kind] if remembered else 0 for kind in range(3))
 
 
-def test_an_agent_whose_account_is_full_is_known_until_a_hold_passes_or_it_is_quiet() -> None:
+def test_an_agent_whose_account_denies_is_known_until_a_hold_passes_or_it_is_quiet() -> None:
     clock = ManualClock(start=1000)
     policy = Policy(
         accounts={"default": {"agent": {"tokens": "5 in all"}}, "at": {"acme": {"usd": "10 in all"}}},
@@ -74,7 +74,7 @@ def test_an_agent_whose_account_is_full_is_known_until_a_hold_passes_or_it_is_qu
         stats = Stats(gate, clock)
 
         def full() -> list[str]:
-            return [agent for agent in ("planner", "writer", "boss") if stats.is_account_full(agent)]
+            return [agent for agent in ("planner", "writer", "boss") if stats.is_denied_by_account(agent)]
 
         hold = gate.hold("planner", {"usd": 10})
         for agent in ("planner", "writer", "boss"):
@@ -99,10 +99,10 @@ def test_an_agent_that_is_blocked_or_finds_the_store_full_has_no_full_account() 
     with Gate(policy, store=MemoryStore(clock=clock, max_keys=1)) as gate:
         stats = Stats(gate, clock)
         assert gate.hold("writer", {"usd": 1}).decision.degraded
-        assert not stats.is_account_full("writer")
+        assert not stats.is_denied_by_account("writer")
         gate.block("writer")
         assert not gate.hold("writer", {"usd": 1}).decision.degraded
-        assert not stats.is_account_full("writer")
+        assert not stats.is_denied_by_account("writer")
         stats.stop()
 
 

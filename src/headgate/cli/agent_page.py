@@ -50,7 +50,7 @@ def _facts(data: dict[str, Any], agent: AgentSummary) -> Iterator[tuple[str, str
         quiet = f" for {seconds(whole(data['quiet_left_ms']))}" if "quiet_left_ms" in data else ""  # of an older hub
         state.append(f"gets no new tasks{quiet} ({count})")
         state += [f"advised wait {agent.wait}"] if agent.wait_ms else []
-    state += ["an account above it is full"] if agent.account_full else []
+    state += ["an account above it denied its last hold"] if agent.denied_by_account else []
     state += ["exempt from all limits"] if agent.exempt else []
     yield "state", "; ".join(state)
     if data["blocked"]:

@@ -92,7 +92,7 @@ def _status(hub: HubApi, agent: str) -> dict[str, Any]:
         "violations_last_hour": 0,
         "wait_left_ms": 0,
         "rate_limited": False,
-        "account_full": False,
+        "denied_by_account": False,
         "exempt": False,
     }
     unknown |= {"override": False, "blocked": False, "denied_per_minute": 0, "role": ""}

@@ -67,7 +67,7 @@ class AgentSummary:
     override: bool
     revoked: bool
     blocked: bool
-    account_full: bool
+    denied_by_account: bool
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> "AgentSummary":
@@ -85,7 +85,7 @@ class AgentSummary:
             override=bool(data["override"]),
             revoked=bool(data.get("revoked")),
             blocked=bool(data.get("blocked")),
-            account_full=bool(data.get("account_full")),
+            denied_by_account=bool(data.get("denied_by_account")),
         )
 
     @property
@@ -97,7 +97,7 @@ class AgentSummary:
     def marks(self) -> str:
         marks = (
             ("blocked", self.blocked),
-            ("account-full", self.account_full),
+            ("denied-by-account", self.denied_by_account),
             ("exempt", self.exempt),
             ("override", self.override),
             ("revoked", self.revoked),

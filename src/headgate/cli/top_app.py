@@ -53,7 +53,7 @@ q          quit
 ● is connected, ○ is not. The bar is the bucket nearest to its
 limit: green below 50 %, yellow up to 80 %, red above. The wait
 is advised; it is enforced only with backoff.enforce.
-B: blocked. A: an account above it is full. E: exempt.
+B: blocked. A: an account denied its last hold. E: exempt.
 O: override. Keys e, r and a require the admin token.
 
 Press any key to close."""
@@ -374,5 +374,5 @@ def _cells(agent: AgentSummary, room: int) -> list[Text]:
 
 
 def _letters(agent: AgentSummary) -> str:
-    marks = ("A", agent.account_full), ("E", agent.exempt), ("O", agent.override)
+    marks = ("A", agent.denied_by_account), ("E", agent.exempt), ("O", agent.override)
     return "".join([letter for letter, is_set in marks if is_set])

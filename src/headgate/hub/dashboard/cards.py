@@ -59,7 +59,7 @@ class AgentCard(Struct):
     violations_last_hour: int
     wait_left_ms: int
     rate_limited: bool
-    account_full: bool
+    denied_by_account: bool
     """Whether an account above the agent has denied its last hold at this hub, within the quiet period."""
     exempt: bool
     override: bool
@@ -251,7 +251,7 @@ class Cards:
             violations_last_hour=last_hour,
             wait_left_ms=ceil(standing.wait_left * 1000),
             rate_limited=bool(standing) and not free,
-            account_full=self._stats.is_account_full(agent) and not free,
+            denied_by_account=self._stats.is_denied_by_account(agent) and not free,
             exempt=rules.exempt,
             override=bool(rules.overrides),
             blocked=blocked,

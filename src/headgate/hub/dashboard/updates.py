@@ -255,7 +255,7 @@ class SentState:
 
 def _unsettled(card: AgentCard) -> bool:
     """Whether a card changes by itself: a bucket refills, a violation expires, a block ends."""
-    counts = card.violations or card.violations_last_hour or card.denied_per_minute or card.account_full
+    counts = card.violations or card.violations_last_hour or card.denied_per_minute or card.denied_by_account
     return bool(counts or card.blocked or (card.usage and card.usage.used))
 
 

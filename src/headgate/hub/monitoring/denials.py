@@ -58,10 +58,10 @@ _OTHER: Final = _Action("", OTHER, "")
 class _AgentDenials:
     """The denials of one agent."""
 
-    __slots__ = ("account_full", "actions", "last", "total")
+    __slots__ = ("actions", "denied_by_account", "last", "total")
 
     def __init__(self, now: int) -> None:
-        self.account_full: int | None = None
+        self.denied_by_account: int | None = None
         """When an account above it denied its last hold."""
         self.total = RecentCounts(now)
         self.actions: dict[_Action, RecentCounts] = {}
@@ -103,16 +103,16 @@ class DenialLog:
         found = renew(self._agents, agent, MAX_AGENTS, _AgentDenials, now)
         found.add(now, _Action(channel, action[:_LONGEST], tier), address, wait_ms(decision))
 
-    def hold_decided(self, agent: str, *, account_full: bool) -> None:
+    def hold_decided(self, agent: str, *, denied_by_account: bool) -> None:
         """Remember whether an account above an agent has denied its last hold. Its denial was added before."""
         found = self._agents.get(agent)
         if found is not None:
-            found.account_full = self._clock.now() if account_full else None
+            found.denied_by_account = self._clock.now() if denied_by_account else None
 
-    def is_account_full(self, agent: str, within: int) -> bool:
+    def is_denied_by_account(self, agent: str, within: int) -> bool:
         """Whether an account above an agent has denied its last hold, and that within so many microseconds."""
         found = self._agents.get(agent)
-        denied = None if found is None else found.account_full
+        denied = None if found is None else found.denied_by_account
         return denied is not None and self._clock.now() - denied < within
 
     def per_minute(self, agent: str) -> int:

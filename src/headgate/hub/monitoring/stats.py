@@ -227,8 +227,8 @@ class Stats:
             self.denials.add(event.agent, "hold", event.tool, resource, _hold_address.get(), event.decision)
             level = levels[depth] if event.account and depth < len(levels) else NO_LIMIT  # a reload may have removed it
             self.hold_denials[level, resource] += 1
-        full = above and outcome is Outcome.DENY and not event.decision.degraded
-        self.denials.hold_decided(event.agent, account_full=full)
+        by_account = above and outcome is Outcome.DENY and not event.decision.degraded
+        self.denials.hold_decided(event.agent, denied_by_account=by_account)
 
     @property
     def outage_us(self) -> int:
@@ -257,9 +257,9 @@ class Stats:
         found = [Offender(*one) for one in self.violations_last_hour().items()]
         return sorted(found, key=lambda one: (-one.violations, one.agent_id))
 
-    def is_account_full(self, agent: str) -> bool:
+    def is_denied_by_account(self, agent: str) -> bool:
         """Whether an account above an agent has denied its last hold here, within the quiet period of violations."""
-        return self.denials.is_account_full(agent, microseconds("quiet", self._gate.policy.backoff.quiet))
+        return self.denials.is_denied_by_account(agent, microseconds("quiet", self._gate.policy.backoff.quiet))
 
     def limited(self) -> set[str]:
         """The agents that are rate limited now, as far as this hub knows: by violations here. Exempt ones are not."""

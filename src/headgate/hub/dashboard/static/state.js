@@ -17,12 +17,12 @@ export function stateOf(agent) {
 export const stateNode = () => fromTemplate("state-template");
 
 export function drawState(node, agent) {
-  const [mark, away, full, own, free, role] = node.children;
+  const [mark, away, byAccount, own, free, role] = node.children;
   const state = stateOf(agent);
   setText(mark, WORDS[state]);
   setAttribute(mark, "data-state", state);
   setVisible(away, state < 2 && !agent.connected);
-  setVisible(full, Boolean(agent.account_full));
+  setVisible(byAccount, Boolean(agent.denied_by_account));
   setVisible(own, Boolean(agent.override));
   setVisible(free, Boolean(agent.exempt));
   setVisible(role, Boolean(agent.role));
